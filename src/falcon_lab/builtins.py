@@ -1,0 +1,140 @@
+"""The built-in components with their options, on one page.
+
+They come in through the same hook as any plug-in. Nothing here imports torch: builders are named
+by strings and imported when a component is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from falcon_lab.hookspecs import Register, hookimpl
+
+
+def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless ``value`` is among ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
+
+
+@dataclass
+class FalconConfig:
+    """Falcon's semi-autoregressive head (arXiv 2412.12639, §3.2). ``block: 1, fuse: linear`` is
+    EAGLE-1."""
+
+    block: int = 2
+    """k: tokens per drafter pass."""
+    layers: int = 1
+    """Decoder blocks of the target's own kind (the paper's text has one or two; Figure 2 two)."""
+    fuse: str = "lstm"
+    """``lstm`` (recurs over time), ``lstm_positionwise`` (what the official code computes) or
+    ``linear`` (EAGLE)."""
+    lstm_layers: int = 2
+    dropout: float = 0.1
+    """Between the LSTM layers."""
+    query: str = "block"
+    """``block``: the last k rows predict (paper); ``newest``: all k are asked from the newest."""
+    phase: str = "aligned"
+    """``aligned``: the last k rows are one block, and training covers every phase; ``absolute``:
+    blocks sit at multiples of k (the official code)."""
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ValueError(f"block must be at least 1, got {self.block}")
+        one_of("fuse", self.fuse, ("lstm", "lstm_positionwise", "linear"))
+        one_of("query", self.query, ("block", "newest"))
+        one_of("phase", self.phase, ("aligned", "absolute"))
+
+
+@dataclass
+class CsgdConfig:
+    """Coupled Sequential Glancing Distillation (arXiv 2412.12639, §3.2).
+
+    The ratio falls linearly from ``start`` to ``end``: 0.4 to 0 in the paper, 0.45 to 0.1 in the
+    official code.
+    """
+
+    start: float = 0.4
+    end: float = 0.0
+    tokens: str = "target"
+    """Revealed tokens: ``target`` (its argmax, the paper) or ``data`` (the official code)."""
+    revealed_in_loss: bool = True
+    """Whether revealed positions count in the loss (official code) or not (GLAT)."""
+
+    def __post_init__(self) -> None:
+        one_of("tokens", self.tokens, ("target", "data"))
+
+
+@dataclass
+class FalconObjectiveConfig:
+    """L = feature·SmoothL1 + soft·KL + hard·CE; the paper's weights are 1, 0.09 and 0.01."""
+
+    feature: float = 1.0
+    soft: float = 0.09
+    hard: float = 0.01
+    hard_label: str = "argmax"
+    """``argmax`` of the target, the ``data``'s token, or ``sampled`` from the target (official
+    code)."""
+    soft_form: str = "kl"
+    """``kl``, or ``tempered`` (the official code's temperature mixture)."""
+    temperature: float = 0.95
+    """Of the tempered form."""
+
+    def __post_init__(self) -> None:
+        one_of("hard_label", self.hard_label, ("argmax", "data", "sampled"))
+        one_of("soft_form", self.soft_form, ("kl", "tempered"))
+
+
+@dataclass
+class ChainConfig:
+    """A single path of draft tokens."""
+
+    depth: int = 4
+    proposal: str = "deterministic"
+    """At T > 0: the most likely token, or a ``sampled`` one."""
+
+    def __post_init__(self) -> None:
+        one_of("proposal", self.proposal, ("deterministic", "sampled"))
+
+
+@dataclass
+class StaticConfig:
+    """A tree drawn by hand."""
+
+    template: Any = "auto"
+    """A shipped template's name (``auto`` picks one by k), a mapping from node to child count
+    (a node is its rank digits, "" the root), or a list of rank paths."""
+    proposal: str = "deterministic"
+    """At T > 0: the top candidates, or ``sampled`` ones without replacement."""
+    max_depth: int | None = None
+    """Cut the template at this depth."""
+
+    def __post_init__(self) -> None:
+        one_of("proposal", self.proposal, ("deterministic", "sampled"))
+
+
+@dataclass
+class FixedConfig:
+    """The same budget every round; null leaves it to the tree."""
+
+    depth: int | None = None
+    nodes: int | None = None
+    passes: int | None = None
+
+
+@hookimpl
+def register_components(register: Register) -> None:
+    """Register everything that ships with falcon-lab."""
+    register.drafter("falcon", "falcon_lab.drafters.falcon:FalconDrafter", config=FalconConfig)
+    register.schedule("csgd", "falcon_lab.glancing.csgd:Csgd", config=CsgdConfig)
+    register.schedule("none", "falcon_lab.glancing.none:NoGlancing")
+    register.objective(
+        "falcon", "falcon_lab.objectives.falcon:FalconObjective", config=FalconObjectiveConfig
+    )
+    register.tree_builder("chain", "falcon_lab.trees.chain:Chain", config=ChainConfig)
+    register.tree_builder("static", "falcon_lab.trees.static:StaticTree", config=StaticConfig)
+    register.acceptance_rule("auto", "falcon_lab.acceptance.auto:Auto")
+    register.acceptance_rule("greedy", "falcon_lab.acceptance.greedy:Greedy")
+    register.acceptance_rule("sampling", "falcon_lab.acceptance.sampling:SamplingRule")
+    register.controller("fixed", "falcon_lab.controllers.fixed:Fixed", config=FixedConfig)

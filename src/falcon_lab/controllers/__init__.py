@@ -1,0 +1,1 @@
+"""Draft-length controllers, one file each."""

@@ -1,0 +1,1 @@
+"""Training data: corpora, chats, packing, loss masks and the data module."""

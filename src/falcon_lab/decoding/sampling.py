@@ -1,0 +1,69 @@
+"""How tokens are drawn from the target: temperature, top-k and top-p.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The distribution that tokens are drawn from.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose mass reaches p; 1 keeps all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must not be negative, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """``[..., V]`` logits -> ``[..., V]`` probabilities in float32, after all the filters.
+
+        Greedy gives all mass to the first of the most likely tokens.
+        """
+        if self.greedy:
+            best = logits.argmax(-1, keepdim=True)
+            return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, best, 1.0)
+        logits = logits.float() / self.temperature
+        if self.top_k:
+            floor = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < floor, -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p < 1:
+            ordered, order = probabilities.sort(dim=-1, descending=True)
+            # A token stays when the mass before it has not reached p yet: the first always does.
+            outside = (ordered.cumsum(-1) - ordered) >= self.top_p
+            kept = ordered.masked_fill(outside, 0.0)
+            probabilities = torch.zeros_like(probabilities).scatter_(-1, order, kept)
+            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        return probabilities
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """``[..., V]`` logits -> ``[...]`` long tokens."""
+        if self.greedy:
+            return logits.argmax(-1)
+        probabilities = self.probabilities(logits)
+        flat = probabilities.reshape(-1, probabilities.shape[-1])
+        return torch.multinomial(flat, 1, generator=generator).reshape(logits.shape[:-1])

@@ -1,0 +1,1 @@
+"""Training a drafter on a frozen target."""

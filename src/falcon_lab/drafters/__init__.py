@@ -1,0 +1,1 @@
+"""Drafter heads, one file each."""

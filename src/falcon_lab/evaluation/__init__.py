@@ -1,0 +1,1 @@
+"""Prompts, metrics and the paired benchmark."""

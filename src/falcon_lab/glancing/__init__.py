@@ -1,0 +1,1 @@
+"""Glancing schedules, one file each."""

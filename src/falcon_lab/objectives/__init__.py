@@ -1,0 +1,1 @@
+"""Distillation objectives, one file each."""

@@ -1,0 +1,436 @@
+"""What each kind of component promises, and the values that pass between them.
+
+A plug-in author reads this file and ``hookspecs.py``.
+
+Shapes: B batch, T tokens, R prediction rows, N tree nodes, F frontier blocks, k block,
+V vocabulary, H hidden, A accepted draft tokens, M committed positions.
+
+Positions. ``features[t]`` (h_t) is what the target feeds to its LM head after reading token
+x_t, so ``head(h_t)`` predicts x_{t+1}. A drafter reads rows (x_{t+1}, h_t): the token one step
+ahead next to the feature, as EAGLE and Falcon do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.sampling import Sampling
+    from falcon_lab.trees.token_tree import TokenTree
+
+Proposal = Literal["deterministic", "sampled"]
+"""How draft tokens were chosen: the top candidates, or samples from a known q."""
+
+
+# --- the target, as components see it -----------------------------------------------------------
+
+
+class DrafterHost(Protocol):
+    """The frozen target, as far as a drafter or an objective may use it.
+
+    A drafter never owns the target's embedding or LM head; it is given them here.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    max_positions: int
+    config: Any  # the Hugging Face configuration of the target
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token embeddings: ``[...]`` long -> ``[..., H]``."""
+        ...
+
+    def head(self, features: Tensor) -> Tensor:
+        """The LM head with the target's own scaling or soft cap: ``[..., H]`` -> ``[..., V]``."""
+        ...
+
+
+# --- drafting -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one round may spend. ``None`` leaves the choice to the tree builder.
+
+    Attributes:
+        depth: longest path of draft tokens (0 makes the round a plain decoding step).
+        nodes: draft tokens in the tree, the root not counted.
+        passes: drafter passes.
+    """
+
+    depth: int | None = None
+    nodes: int | None = None
+    passes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The F blocks that the drafter expands in one pass.
+
+    The first pass of a round has one block, the root: ``tokens`` is ``[1, 0]`` and ``parents`` is
+    ``[-1]``. In a later pass each block stands at a tree node; ``tokens`` are the k draft tokens
+    on the way to it from the block it grew out of, and ``parents`` is that block's index in the
+    pass before.
+
+    Attributes:
+        tokens: ``[F, k]`` long (``[1, 0]`` in the first pass).
+        parents: ``[F]`` long, block index in the previous pass.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
+    @classmethod
+    def root(cls, device: torch.device) -> Frontier:
+        """The frontier of a round's first pass."""
+        return cls(
+            torch.empty(1, 0, dtype=torch.long, device=device),
+            torch.full((1,), -1, dtype=torch.long, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutput:
+    """What one drafter pass says about the next tokens of every frontier block.
+
+    Attributes:
+        logits: ``[F, rows, V]`` with ``rows <= k``. Row j is about the token j + 1 steps below
+            the block's node. ``-inf`` marks a token that is not proposed at all; no rows at all
+            means that the drafter has nothing to say.
+        features: ``[F, rows, H]`` predicted features, for those who want to look.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Positions that the target has just committed.
+
+    Attributes:
+        tokens: ``[M]`` long; ``tokens[i]`` follows the position of ``features[i]``. The last one
+            is the newest token, which the target has not read yet (the next tree's root).
+        features: ``[M, H]`` target features, or None when the drafter's ``needs`` lacks
+            ``"features"``.
+    """
+
+    tokens: Tensor
+    features: Tensor | None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes tokens. Trainable drafters are also ``nn.Module`` s and ``TrainableDrafter`` s.
+
+    Decoding calls ``reset`` with the first token of a sequence, ``observe`` with the positions of
+    the prompt, and then per round ``draft`` once a pass and ``observe`` once. A drafter owns its
+    caches; whatever ``draft`` wrote is provisional until the next ``observe``.
+
+    Attributes:
+        block: tokens that one pass predicts, k.
+        needs: what it reads of the target: a subset of ``{"features"}``.
+    """
+
+    block: int
+    needs: frozenset[str]
+
+    def reset(self, first: Tensor) -> None:
+        """Start a sequence whose first token is ``first`` (a 0-d long tensor)."""
+        ...
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        """One pass over the frontier."""
+        ...
+
+    def observe(self, observation: Observation) -> None:
+        """Take committed positions in and drop what was provisional."""
+        ...
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInputs:
+    """What a drafter is trained on: T rows (x_{t+1}, h_t) of packed documents.
+
+    Attributes:
+        tokens: ``[B, T]`` long, the token one step ahead of each row.
+        features: ``[B, T, H]`` target features (noise already added).
+        documents: ``[B, T]`` long, document of each row; rows see only their own document.
+        positions: ``[B, T]`` long, position of each row in its document, 0-based.
+        generator: the source of all randomness of this step (block phases, noise).
+    """
+
+    tokens: Tensor
+    features: Tensor
+    documents: Tensor
+    positions: Tensor
+    generator: torch.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """R rows of a drafter's training output.
+
+    Attributes:
+        features: ``[B, R, H]``, or None for a drafter that predicts tokens alone.
+        logits: ``[B, R, V]``; None asks for ``host.head(features)``.
+        label: ``[B, R]`` long, the position t whose target feature h_t (and whose next-token
+            distribution) the row predicts; out of range means no label.
+        source: ``[B, R]`` long, the newest position whose true input the row was meant to see.
+            A row counts only where source and label lie in one document.
+        slot: ``[B, R]`` long, place in the block, 0..k-1 (0 is the next token).
+        group: ``[B, R]`` long, block of the row, equal for the rows of one block, unique in the
+            sequence.
+    """
+
+    features: Tensor | None
+    logits: Tensor | None
+    label: Tensor
+    source: Tensor
+    slot: Tensor
+    group: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Reveal:
+    """Labels that a glancing schedule shows to the drafter in place of its inputs.
+
+    Attributes:
+        mask: ``[B, R]`` bool, the rows of the first pass's ``Prediction`` that are shown.
+        tokens: ``[B, R]`` long, the token that the row's label feature predicts.
+        features: ``[B, R, H]`` the label features themselves.
+    """
+
+    mask: Tensor
+    tokens: Tensor
+    features: Tensor
+
+
+@runtime_checkable
+class TrainableDrafter(Drafter, Protocol):
+    """A drafter with weights: an ``nn.Module`` whose ``forward`` is the training pass."""
+
+    def __call__(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+        """Predict every row of the batch. The same generator state gives the same block phases.
+
+        ``reveal`` rows are those of the prediction that the same inputs gave without it.
+        """
+        ...
+
+    def parameters(self, recurse: bool = True) -> Any:
+        """The trainable weights, as ``nn.Module.parameters``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GlanceRows:
+    """What a glancing schedule chooses from.
+
+    Attributes:
+        wrong: ``[B, R]`` bool, valid rows where the first pass and the target disagree.
+        valid: ``[B, R]`` bool, rows that have a label and count in the loss.
+        slot: ``[B, R]`` long, place in the block.
+        group: ``[B, R]`` long, block of the row.
+        block: k.
+    """
+
+    wrong: Tensor
+    valid: Tensor
+    slot: Tensor
+    group: Tensor
+    block: int
+
+
+class GlancingSchedule(Protocol):
+    """Decides how much of the labels, and which of them, the second pass may see.
+
+    Attributes:
+        token_source: revealed tokens are the target's argmax or the data's own tokens.
+        keep_revealed_in_loss: upstream Falcon True, GLAT False.
+    """
+
+    token_source: Literal["target", "data"]
+    keep_revealed_in_loss: bool
+
+    def ratio(self, progress: float) -> float:
+        """λ at ``progress`` in [0, 1] of the training. 0 skips the first pass."""
+        ...
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """``[B, R]`` bool: the rows to show."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRows:
+    """Student and teacher side by side, for the rows that count only (R' of them).
+
+    Attributes:
+        student_features: ``[R', H]`` or None.
+        student_logits: ``[R', V]``.
+        teacher_features: ``[R', H]``.
+        teacher_logits: ``[R', V]``.
+        tokens: ``[R']`` long, the data's next token (-100 where there is none).
+        generator: for sampled labels.
+    """
+
+    student_features: Tensor | None
+    student_logits: Tensor
+    teacher_features: Tensor
+    teacher_logits: Tensor
+    tokens: Tensor
+    generator: torch.Generator
+
+
+class Objective(Protocol):
+    """Turns labelled rows into named loss terms.
+
+    Attributes:
+        weights: term name -> weight; the loss is the weighted sum of the terms' means.
+    """
+
+    weights: Mapping[str, float]
+
+    def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """Each term per row, ``[R']``. Names are those of ``weights``."""
+        ...
+
+
+# --- one round of decoding ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoundContext:
+    """What a tree builder knows when a round starts.
+
+    Attributes:
+        root: 0-d long, the newest token, not yet read by the target.
+        budget: what the round may spend.
+        sampling: how tokens are drawn from the target (greedy or T > 0).
+        generator: source of randomness for sampled proposals.
+    """
+
+    root: Tensor
+    budget: Budget
+    sampling: Sampling
+    generator: torch.Generator
+
+
+class TreeBuilder(Protocol):
+    """Grows a token tree from the drafter's passes.
+
+    Attributes:
+        max_depth: deepest path it can build.
+        max_nodes: most nodes it can build, the root counted (sizes the KV cache).
+    """
+
+    max_depth: int
+    max_nodes: int
+
+    def start(self, context: RoundContext) -> Frontier | None:
+        """Begin a round: the first frontier, or None for a tree of the root alone."""
+        ...
+
+    def grow(self, output: DraftOutput) -> Frontier | None:
+        """Take a pass in; the next frontier, or None when the tree is done."""
+        ...
+
+    def finish(self) -> TokenTree:
+        """The tree: parent-closed, root first, within the budget."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What an acceptance rule decided.
+
+    Attributes:
+        path: ``[A + 1]`` long, node indices from the root (0) to the last accepted node.
+        next_token: 0-d long, the correction or bonus token that follows the path.
+    """
+
+    path: Tensor
+    next_token: Tensor
+
+
+class AcceptanceRule(Protocol):
+    """Decides which path of a verified tree is kept.
+
+    Attributes:
+        lossless: whether the output follows the target's own distribution. A lossy rule is named
+            in every report.
+    """
+
+    lossless: bool
+
+    def __call__(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> Acceptance:
+        """``logits`` are the target's, ``[N, V]``, one row per tree node."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What a controller learns after verification.
+
+    Attributes:
+        drafted: draft tokens on the deepest path of the tree.
+        nodes: draft tokens in the tree.
+        accepted: draft tokens accepted, A.
+    """
+
+    drafted: int
+    nodes: int
+    accepted: int
+
+
+class LengthController(Protocol):
+    """Decides how much to draft."""
+
+    def budget(self) -> Budget:
+        """Before drafting: what the round may spend."""
+        ...
+
+    def keep_going(self, passes: int, output: DraftOutput) -> bool:
+        """After each pass: whether another one is worth it."""
+        ...
+
+    def update(self, outcome: RoundOutcome) -> None:
+        """After verification."""
+        ...
+
+    def reset(self) -> None:
+        """Before a new sequence."""
+        ...
+
+
+# --- what builders are given --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """Handed to every component's builder beside its configuration.
+
+    Attributes:
+        host: the frozen target.
+        block: k of the drafter that the component works with (0 while building the drafter).
+        extra: open for components of one distribution that must find each other.
+    """
+
+    host: DrafterHost
+    block: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_trainable(drafter: object) -> bool:
+    """Whether a drafter has weights to train."""
+    return isinstance(drafter, nn.Module) and any(True for _ in drafter.parameters())

@@ -1,0 +1,1 @@
+"""results.json, report.html and experiment tracking."""

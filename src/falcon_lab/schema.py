@@ -1,0 +1,228 @@
+"""The typed experiment: every key that a YAML may hold, with its default and meaning.
+
+Plain dataclasses of plain types, so that OmegaConf 2.3 and 2.4 both read them and nothing heavy
+is imported. A component's node (``drafter``, ``tree``, …) is a mapping with a ``name``; the rest
+of it is checked against the dataclass that the component was registered with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+STAGES = ("target", "data", "distil", "evaluate", "report")
+
+Node = dict[str, Any]
+
+
+@dataclass
+class ModelShape:
+    """Shape of a Llama-like target that is trained from scratch."""
+
+    layers: int = 16
+    hidden: int = 128
+    intermediate: int = 384
+    heads: int = 4
+    max_positions: int = 2048
+
+
+@dataclass
+class Gate:
+    """What a target trained here must reach before its speed-ups deserve trust."""
+
+    parse: float = 0.9
+    """Least share of greedy completions that ``ast.parse`` accepts (0 asks for nothing)."""
+    distinct: float = 0.3
+    """Least share of distinct tokens in greedy completions."""
+    prompts: int = 16
+    """Held-out prompts that are completed."""
+    max_new_tokens: int = 192
+    """Length of a completion."""
+
+
+@dataclass
+class PretrainingConfig:
+    """Recipe of a target that is trained on first use and cached by its fingerprint."""
+
+    corpus: str = "generated"
+    """``generated``, ``stdlib``, or a folder or file of text or chats."""
+    documents: int = 6000
+    """Training documents that are generated, or read at the most."""
+    vocabulary: int = 1024
+    """Entries of the byte-level BPE."""
+    model: ModelShape = field(default_factory=ModelShape)
+    length: int = 256
+    batch_size: int = 8
+    steps: int = 400
+    lr: float = 3e-3
+    warmup_steps: int = 30
+    weight_decay: float = 0.1
+    seed: int = 0
+    checkpoint_every: int = 50
+    gate: Gate = field(default_factory=Gate)
+
+
+@dataclass
+class TargetConfig:
+    """The frozen target LLM."""
+
+    name: str = "tiny-code"
+    """A built-in target, a hub id, or a folder; a label when ``pretraining`` is given."""
+    revision: str | None = None
+    """Commit, tag or branch on the hub."""
+    dtype: str = "auto"
+    """``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16`` or ``float64``."""
+    attention: str = "sdpa"
+    """``sdpa``, ``eager`` or ``flex_attention``."""
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for evaluation; training follows ``trainer``."""
+    pretraining: PretrainingConfig | None = None
+    """Train the target from scratch with this recipe, once, and cache it."""
+
+
+@dataclass
+class DataConfig:
+    """What the drafter is trained on."""
+
+    corpus: str = "generated"
+    """``generated``, ``stdlib``, a folder or file of text, or a chat JSONL."""
+    documents: int = 6000
+    """Documents that are generated, or read at the most."""
+    length: int = 256
+    """Tokens of a packed sequence."""
+    batch_size: int = 8
+    validation: int = 32
+    """Packed sequences kept for validation."""
+    workers: int = 0
+    seed: int = 0
+    """Seed of the generated corpus and of the order; differs from the run's on purpose."""
+    feature_store: str | None = None
+    """Folder for teacher features on disk; null computes them on line."""
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: float = 2e-3
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.01
+    warmup_steps: int = 20
+    final_lr: float = 0.02
+    """Fraction of ``lr`` at the last step."""
+
+
+@dataclass
+class DistillationConfig:
+    """Training of the drafter beside what ``trainer`` says."""
+
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    noise: float = 0.1
+    """Input features get uniform noise in (-noise, noise)."""
+    checkpoint_every: int = 50
+    """Steps between resumable checkpoints."""
+    decode_every: int = 0
+    """Steps between real decodings of a few validation prompts (0: never)."""
+    decode_prompts: int = 2
+    decode_tokens: int = 64
+
+
+@dataclass
+class PromptsConfig:
+    """What is asked at evaluation."""
+
+    name: str = "heldout"
+    """``heldout`` (of the data's corpus), ``stdlib``, ``humaneval``, ``gsm8k``, ``mt_bench``, or a
+    JSONL file in the MT-bench format."""
+    limit: int | None = None
+    """Prompts at the most."""
+    prompt_tokens: int = 96
+    """Tokens of a held-out prompt."""
+    texts: list[str] = field(default_factory=list)
+    """Prompts of your own, in place of a set."""
+
+
+@dataclass
+class MethodConfig:
+    """One row of the comparison. Parts left out are the experiment's own."""
+
+    drafter: Node | None = None
+    """A training-free drafter's node; null is the drafter that this run trained."""
+    drafter_path: str | None = None
+    """A saved drafter's folder."""
+    tree: Node | None = None
+    acceptance: Node | None = None
+    controller: Node | None = None
+    optional: bool = False
+    """Leave the row out, and say so, when its plug-in is not installed or its folder not there."""
+
+
+@dataclass
+class EvaluationConfig:
+    """The paired measurement."""
+
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop: list[str] = field(default_factory=list)
+    """Strings that end an answer; the answer keeps what stands before them."""
+    repeats: int = 3
+    """Timed passes over the prompts; the median of each prompt counts."""
+    warmup: int = 1
+    """Prompts decoded by every method before the clock starts."""
+    threads: int | None = None
+    """CPU threads of torch while decoding; null keeps what torch chose."""
+    hf_generate: bool = True
+    """Measure Hugging Face ``generate`` beside our loops."""
+    seed: int = 0
+    methods: dict[str, MethodConfig] = field(default_factory=dict)
+
+
+@dataclass
+class WandbConfig:
+    """Weights & Biases: offline unless told otherwise."""
+
+    mode: str | None = None
+    """``offline``, ``online``, ``disabled``; null: offline, or online inside a sweep."""
+    project: str = "falcon-lab"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ReportConfig:
+    """What the report shows."""
+
+    html: bool = True
+    title: str | None = None
+
+
+@dataclass
+class Experiment:
+    """One YAML."""
+
+    name: str = "experiment"
+    seed: int = 0
+    out: str = "runs/${name}"
+    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    target: TargetConfig = field(default_factory=TargetConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    drafter: Node = field(default_factory=lambda: {"name": "falcon"})
+    glancing: Node = field(default_factory=lambda: {"name": "csgd"})
+    objective: Node = field(default_factory=lambda: {"name": "falcon"})
+    tree: Node = field(default_factory=lambda: {"name": "chain"})
+    acceptance: Node = field(default_factory=lambda: {"name": "auto"})
+    controller: Node = field(default_factory=lambda: {"name": "fixed"})
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    trainer: Node = field(default_factory=dict)
+    """Arguments of the installed ``lightning.Trainer``."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    variants: dict[str, list[str]] = field(default_factory=dict)
+    """Name -> overrides: train and evaluate the experiment once for each, then tabulate."""
+    seeds: list[int] = field(default_factory=list)
+    """Seeds that every variant is run with; empty is the experiment's own seed."""

@@ -1,0 +1,1 @@
+"""Target language models: loading, the tree forward, masks and the KV cache."""

@@ -1,0 +1,1 @@
+"""The token tree and the builders that grow one."""

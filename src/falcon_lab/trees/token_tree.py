@@ -1,0 +1,68 @@
+"""The token tree: what drafting produces and verification consumes.
+
+Shapes: N tree nodes (the root counted), R rows of draft distributions, V vocabulary, S keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from falcon_lab.protocols import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Draft tokens with their parents; node 0 is the root.
+
+    The root is the newest committed token, which the target has not read yet: verifying the tree
+    reads it together with the drafts. Nodes are ordered so that a parent comes before its
+    children and siblings come in the order in which a sampling rule must try them.
+
+    Attributes:
+        tokens: ``[N]`` long.
+        parents: ``[N]`` long, index of the parent node; -1 for the root.
+        depth: ``[N]`` long, 0 for the root. A node's position is the root's plus its depth.
+        ancestors: ``[N, N]`` bool; ``ancestors[i, j]`` says that j is i or an ancestor of i.
+        proposal: how siblings were chosen; the acceptance rule follows from it.
+        log_q: ``[N]`` float, the drafter's log-probability of each node given its parent path
+            (0 for the root).
+        q: ``[R, V]`` float, the distributions that nodes were sampled from (``"sampled"`` only).
+        q_row: ``[N]`` long, row of ``q`` that each node was drawn from; -1 for the root.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depth: Tensor
+    ancestors: Tensor
+    proposal: Proposal
+    log_q: Tensor
+    q: Tensor | None = None
+    q_row: Tensor | None = None
+
+    @property
+    def nodes(self) -> int:
+        """N, the root counted."""
+        return self.tokens.shape[0]
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens: every node but the root."""
+        return self.nodes - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Length of the longest draft path."""
+        return int(self.depth.max())
+
+
+def ancestor_matrix(parents: Tensor) -> Tensor:
+    """``[N]`` parents (root first, -1) -> ``[N, N]`` bool, each row a node's path to the root."""
+    nodes = parents.shape[0]
+    ancestors = torch.eye(nodes, dtype=torch.bool)
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            ancestors[node] |= ancestors[parent]
+    return ancestors.to(parents.device)
