@@ -1,0 +1,165 @@
+"""A run: its folder, what is in it, and what its stages hand to each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from falcon_lab.config import to_plain
+from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins import Components, load_components
+from falcon_lab.schema import Experiment
+
+if TYPE_CHECKING:
+    from falcon_lab.data.datamodule import FalconDataModule
+    from falcon_lab.targets.target import Target
+
+DECIDES_THE_DRAFTER = (
+    "seed",
+    "target",
+    "data",
+    "drafter",
+    "glancing",
+    "objective",
+    "distillation",
+    "trainer",
+)
+"""Sections of the configuration that a trained drafter depends on."""
+
+HARMLESS = ("trainer.enable_", "trainer.log_every", "distillation.decode_", "target.device")
+"""Keys in them that it does not depend on."""
+
+
+@dataclass
+class Run:
+    """What the stages of one experiment share.
+
+    Attributes:
+        experiment: the validated configuration.
+        folder: where every product is kept.
+        announce: takes one line for the user.
+    """
+
+    experiment: Experiment
+    folder: Path
+    announce: Callable[[str], None]
+    target: Target = field(init=False)
+    data: FalconDataModule = field(init=False)
+    quality: dict[str, Any] | None = None
+    results: dict[str, Any] | None = None
+    logger: Any = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, experiment: Experiment, *, announce: Callable[[str], None]) -> Iterator[Run]:
+        """Take hold of the run's folder.
+
+        Raises:
+            FalconLabError: another run is using the folder, or it holds a drafter that another
+                configuration trained.
+        """
+        from falcon_lab.reporting.tracking import run_folder
+
+        current = cls(experiment, run_folder(experiment), announce)
+        current.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(current.folder / ".lock")
+        if current.is_worker:  # of a distributed training, whose first process holds the lock
+            yield current
+            return
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FalconLabError(
+                f"{current.folder}: another run is using this folder; wait for it or choose "
+                "another with out=FOLDER"
+            ) from None
+        with lock:
+            current.claim()
+            yield current
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process only takes part in a distributed training."""
+        return os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("RANK", "0") != "0"
+
+    @cached_property
+    def components(self) -> Components:
+        """The registry of components."""
+        return load_components()
+
+    @property
+    def drafter_folder(self) -> Path:
+        """The saved drafter."""
+        return self.folder / "drafter"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Lightning's checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def training_done(self) -> bool:
+        """Whether the drafter of this configuration is finished."""
+        return (self.drafter_folder / "config.json").exists()
+
+    def claim(self) -> None:
+        """Write the configuration down, or see that it is the one written down before."""
+        path = self.folder / "training.json"
+        now = training_facts(self.experiment)
+        started = self.training_done or any(self.checkpoint_folder.glob("*.ckpt"))
+        if path.exists() and started:
+            refuse_changes(json.loads(path.read_text("utf-8")), now, self.folder)
+        write_atomically(path, json.dumps(now, indent=2, sort_keys=True))
+
+    def describe_target(self) -> str:
+        """One line on the target's size and quality."""
+        parameters = sum(p.numel() for p in self.target.model.parameters())
+        size = f"{parameters / 1e6:.1f} M parameters, fingerprint {self.target.fingerprint}"
+        return f"{size}; {self.quality['verdict']}" if self.quality else size
+
+
+def training_facts(experiment: Experiment) -> dict[str, Any]:
+    """The dotted keys that decide what drafter comes out, with their values."""
+    plain = to_plain(experiment)
+    facts = {
+        key: value
+        for section in DECIDES_THE_DRAFTER
+        for key, value in flatten(plain[section], section)
+    }
+    return {k: v for k, v in facts.items() if not k.startswith(HARMLESS)}
+
+
+def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Nested mappings as dotted keys."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{prefix}.{key}")
+    else:
+        yield prefix, value
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raise when the folder's drafter was trained with other settings."""
+    changed = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
+    if changed:
+        key = changed[0]
+        more = f" (and {len(changed) - 1} more keys)" if len(changed) > 1 else ""
+        raise FalconLabError(
+            f"{folder}: its drafter was trained with {key}={before.get(key)!r}, not "
+            f"{now.get(key)!r}{more}; choose another folder with out=FOLDER, or delete this one"
+        )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write under a temporary name, then rename: the old file stays whole until the new one is."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)

@@ -1,0 +1,126 @@
+"""Targets by name: built in, pre-trained by a recipe, or loaded from the hub or a folder.
+
+A pre-trained target is made once and kept in the cache under the fingerprint of its recipe. Its
+making can be killed at any moment: the same call goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from omegaconf import OmegaConf
+
+from falcon_lab.cache import cache_folder
+from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import PretrainingConfig, TargetConfig
+
+log = logging.getLogger(__name__)
+
+BUILT_IN = ("tiny-code",)
+
+Announce = Callable[[str], None]
+"""Takes one line that tells the user what is happening."""
+
+
+def built_in_recipe(name: str) -> PretrainingConfig:
+    """The recipe that ships with the package."""
+    text = resources.files("falcon_lab.targets").joinpath(f"recipes/{name}.yaml").read_text("utf-8")
+    merged = OmegaConf.merge(OmegaConf.structured(PretrainingConfig), OmegaConf.create(text))
+    recipe = OmegaConf.to_object(merged)
+    assert isinstance(recipe, PretrainingConfig)
+    return recipe
+
+
+def recipe_of(config: TargetConfig) -> PretrainingConfig | None:
+    """The recipe a target is pre-trained with, or None for one that is loaded."""
+    if config.pretraining is not None:
+        return config.pretraining
+    return built_in_recipe(config.name) if config.name in BUILT_IN else None
+
+
+def recipe_fingerprint(recipe: PretrainingConfig) -> str:
+    """Twelve hex digits that change with whatever changes the weights."""
+    from falcon_lab.data.corpora import corpus_fingerprint
+
+    facts = dataclasses.asdict(recipe)
+    for judged_later in ("gate", "checkpoint_every"):
+        del facts[judged_later]
+    facts["corpus_fingerprint"] = corpus_fingerprint(recipe.corpus)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def target_folder(name: str, recipe: PretrainingConfig) -> Path:
+    """Where the finished target of a recipe is kept."""
+    label = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+    return cache_folder() / "targets" / f"{label}-{recipe_fingerprint(recipe)}"
+
+
+def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
+    """The target of a configuration: trained first if need be.
+
+    Raises:
+        FalconLabError: when it cannot be loaded, with the reason.
+    """
+    from falcon_lab.targets.loading import load_target
+
+    recipe = recipe_of(config)
+    if recipe is None:
+        return load_target(config)
+    folder = target_folder(config.name, recipe)
+    ensure_pretrained(config.name, recipe, folder, announce)
+    target = load_target(dataclasses.replace(config, name=str(folder), pretraining=None))
+    target.name = config.name
+    return target
+
+
+def ensure_pretrained(
+    name: str, recipe: PretrainingConfig, folder: Path, announce: Announce
+) -> None:
+    """Train the target unless ``folder`` holds it already. Two processes do not both train it."""
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder) + ".lock"):
+        if folder.exists():
+            return
+        announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
+        partial = folder.with_name(folder.name + ".partial")
+        train_target(name, recipe, partial, announce)
+        shutil.rmtree(partial / "checkpoints")
+        partial.rename(folder)
+
+
+def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
+    """Tokenizer, model, training, judgement: leaves a Hugging Face folder with quality.json."""
+    from falcon_lab.targets import making
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = making.tokenizer(recipe, folder)
+    model = making.trained_model(recipe, tokenizer, folder)
+    quality = making.quality(name, recipe, model, tokenizer, folder)
+    announce(f"target {name}: {quality.verdict}")
+
+
+def stored_quality(config: TargetConfig) -> dict[str, Any] | None:
+    """``quality.json`` of a pre-trained target; None for one that was loaded from elsewhere."""
+    recipe = recipe_of(config)
+    if recipe is None:
+        return None
+    path = target_folder(config.name, recipe) / "quality.json"
+    try:
+        quality: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise FalconLabError(
+            f"{path}: cannot read the target's quality ({error}); delete {path.parent} to train "
+            "the target again"
+        ) from error
+    return quality
