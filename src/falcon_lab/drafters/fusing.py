@@ -1,0 +1,50 @@
+"""How a row (token embedding, feature) becomes one vector.
+
+Shapes: D sequences, L rows of a sequence, H hidden.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+State = tuple[Tensor, Tensor]
+"""LSTM state (h, c), each ``[layers, D, H]``."""
+
+
+class Fuse(nn.Module):
+    """Rows ``[D, L, 2H]`` to ``[D, L, H]``.
+
+    ``lstm`` recurs over the rows of a sequence (Falcon, arXiv 2412.12639 §3.2);
+    ``lstm_positionwise`` takes every row for a sequence of its own, which is what the official
+    code computes (an LSTM that is not ``batch_first``, at batch size 1); ``linear`` is EAGLE's.
+
+    Args:
+        kind: ``lstm``, ``lstm_positionwise`` or ``linear``.
+        hidden: H.
+        layers: LSTM layers.
+        dropout: between LSTM layers.
+    """
+
+    def __init__(self, kind: str, hidden: int, *, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.kind = kind
+        self.mix: nn.Module
+        if kind == "linear":
+            self.mix = nn.Linear(2 * hidden, hidden)
+        else:
+            between = dropout if layers > 1 else 0.0
+            self.mix = nn.LSTM(2 * hidden, hidden, layers, dropout=between, batch_first=True)
+
+    def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        """Fuse D sequences, each going on from its ``state`` (None: from the start).
+
+        Returns the fused rows and the state after each sequence's last row (None for the kinds
+        that remember nothing).
+        """
+        rows = rows.to(next(self.mix.parameters()).dtype)
+        if self.kind == "linear":
+            return self.mix(rows), None
+        if self.kind == "lstm_positionwise":
+            alone = rows.reshape(-1, 1, rows.shape[-1])
+            return self.mix(alone)[0].reshape(*rows.shape[:-1], -1), None
+        return self.mix(rows, state)
