@@ -1,0 +1,173 @@
+"""The decoder blocks of a Hugging Face model, called with explicit positions, mask and cache.
+
+The target and the drafter's decoder blocks are both one of these. Nothing is patched: a base
+model takes a ready-made 4-D mask, or a mapping of them where its layers differ in kind.
+
+Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.masks import for_attention, windowed
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class Backbone(nn.Module):
+    """A Hugging Face base model behind one keyword-only call.
+
+    Attributes:
+        base: the base model, from embeddings to the norm before the LM head.
+        config: its (text) configuration.
+        kinds: the kinds of attention among its layers, ``full_attention`` or
+            ``sliding_attention``.
+        window: positions that a sliding layer sees, or None.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.config: Any = base.config
+        self.kinds = layer_kinds(self.config)
+        self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
+        self._everything: Tensor | None = None  # a mask row that sees all, in the kernel's form
+
+    @classmethod
+    def short(cls, config: Any, layers: int) -> Self:
+        """Fresh decoder blocks of a model's own kind: ``layers`` of them, each with full attention.
+
+        They take ``embeddings`` and have no embedding table. Weights are float32, drawn from
+        torch's global generator; ``config`` is left as it is.
+        """
+        from transformers import AutoModel
+
+        shortened = short_config(config, layers)
+        attention = getattr(config, "_attn_implementation", None) or "sdpa"
+        base = AutoModel.from_config(shortened, attn_implementation=attention, dtype=torch.float32)
+        base.set_input_embeddings(None)
+        return cls(base)
+
+    @property
+    def implementation(self) -> str:
+        """Name of the attention kernel."""
+        return str(self.config._attn_implementation)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for ``capacity`` positions."""
+        return KVCache(self.config.num_hidden_layers, capacity)
+
+    def forward(
+        self,
+        *,
+        positions: Tensor,
+        mask: Tensor | None,
+        tokens: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, as the LM head reads them.
+
+        Args:
+            positions: ``[B or 1, T]`` long.
+            mask: ``[B or 1, T, S]`` bool; the window of sliding layers is written in here. None:
+                every new row sees every key (what a single new row does).
+            tokens: ``[B, T]`` long, or
+            embeddings: ``[B, T, H]``.
+            cache: earlier rows, to which the new ones are appended.
+
+        Returns:
+            ``[B, T, H]``.
+        """
+        given = tokens if tokens is not None else embeddings
+        assert given is not None, "give tokens or embeddings"
+        dtype = given.dtype if given.is_floating_point() else self.base.dtype
+        new = positions.shape[1]
+        seen = new if cache is None else cache.length + new
+        output = self.base(
+            input_ids=tokens,
+            inputs_embeds=embeddings,
+            attention_mask=self._masks(mask, positions, cache, new, seen, dtype),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _masks(
+        self,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: KVCache | None,
+        new: int,
+        seen: int,
+        dtype: torch.dtype,
+    ) -> Any:
+        """The mask in the kernel's form; one for each kind of layer where there are several."""
+        if self.window is None and mask is None:
+            return self._see_all(new, seen, dtype, positions.device)
+        if mask is None:
+            mask = torch.ones(1, new, seen, dtype=torch.bool, device=positions.device)
+        forms = {}
+        for kind in self.kinds:
+            of_kind = mask
+            if kind == SLIDING:
+                assert self.window is not None
+                keys = positions if cache is None else cache.record_positions(positions)
+                of_kind = windowed(mask, positions, keys, self.window)
+            forms[kind] = for_attention(of_kind, self.implementation, dtype)
+        return forms if len(forms) > 1 else forms[self.kinds[0]]
+
+    def _see_all(self, new: int, seen: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """A slice of one preallocated row: decoding a token builds no mask."""
+        if self.implementation == "flex_attention":
+            mask = torch.ones(1, new, seen, dtype=torch.bool, device=device)
+            return for_attention(mask, self.implementation, dtype)
+        row = self._everything
+        wanted = torch.bool if self.implementation == "sdpa" else dtype
+        if row is None or row.shape[-1] < seen or (row.dtype, row.device) != (wanted, device):
+            with torch.inference_mode(False):
+                all_true = torch.ones(1, 1, max(2 * seen, 256), dtype=torch.bool, device=device)
+                row = self._everything = for_attention(all_true, self.implementation, dtype)
+        return row[..., :seen].expand(-1, -1, new, -1)
+
+
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """The kinds of attention among a model's layers.
+
+    Raises:
+        FalconLabError: for a kind that no tree mask can express.
+    """
+    listed = getattr(config, "layer_types", None)
+    if not listed:
+        # Without a list, a window in the configuration holds for every layer.
+        return (SLIDING,) if getattr(config, "sliding_window", None) else (FULL,)
+    kinds = tuple(sorted(set(listed)))
+    if strange := set(kinds) - {FULL, SLIDING}:
+        raise FalconLabError(
+            f"{config.model_type} has layers of kind {', '.join(sorted(strange))}: a tree of "
+            "drafts cannot be verified through them; choose a target whose layers are all "
+            "full or sliding attention"
+        )
+    return kinds
+
+
+def short_config(config: Any, layers: int) -> Any:
+    """A copy of a model's configuration with ``layers`` full-attention layers and no vocabulary."""
+    shortened = copy.deepcopy(config)
+    shortened.num_hidden_layers = layers
+    shortened.vocab_size = 1
+    shortened.pad_token_id = None  # an index into the vocabulary that is gone
+    if getattr(config, "layer_types", None):
+        shortened.layer_types = [FULL] * layers
+    elif getattr(config, "sliding_window", None):
+        shortened.sliding_window = None
+    return shortened

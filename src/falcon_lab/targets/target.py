@@ -1,0 +1,186 @@
+"""The frozen target: a Hugging Face causal LM that trains drafters and verifies trees.
+
+Shapes: B batch, T tokens, P prompt tokens, N tree nodes (the root counted), n new rows,
+S keys (cached rows and the new ones), H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.targets.backbone import Backbone
+from falcon_lab.targets.fingerprint import fingerprint
+from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.masks import causal_mask, packed_mask, tree_mask
+from falcon_lab.trees.token_tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What a forward pass of the target says.
+
+    Attributes:
+        logits: ``[n, V]``; after a prefill ``[1, V]``, the last position's alone.
+        features: ``[n, H]``, what the LM head reads.
+    """
+
+    logits: Tensor
+    features: Tensor
+
+
+class Target:
+    """A frozen causal LM. Not an ``nn.Module``, so that a training module that holds one neither
+    trains it, saves it, nor moves it behind its back.
+
+    Attributes:
+        name: hub id, folder or built-in name.
+        revision: commit on the hub, or None.
+        fingerprint: identifies weights, configuration and vocabulary (see ``fingerprint.py``).
+        model: the Hugging Face model.
+        tokenizer: its tokenizer.
+        config: its (text) configuration.
+        hidden_size: H.
+        vocab_size: V, of the LM head (a tokenizer may have fewer entries).
+        max_positions: positions that the model was made for.
+        eos_ids: tokens that end an answer.
+        backbone: the model without its LM head.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str, revision: str | None = None
+    ) -> None:
+        model.eval().requires_grad_(False)
+        self.name = name
+        self.revision = revision
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config(decoder=True)
+        self.backbone = Backbone(model.get_decoder())
+        self.hidden_size: int = self.config.hidden_size
+        self._lm_head = model.get_output_embeddings()
+        self._embedding = model.get_input_embeddings()
+        self.vocab_size: int = self._lm_head.weight.shape[0]
+        self.max_positions: int = self.config.max_position_embeddings
+        self.eos_ids = end_tokens(model, tokenizer)
+        self.fingerprint = fingerprint(model, tokenizer)
+        self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model; caches made before stay where they are."""
+        self.model.to(device)
+        return self
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token embeddings: ``[...]`` long -> ``[..., H]``."""
+        return self._embedding(tokens)
+
+    def head(self, features: Tensor) -> Tensor:
+        """The model's own logits of features: ``[..., H]`` -> ``[..., V]``.
+
+        With the scale of Cohere (``logit_scale``) and Granite (``logits_scaling``) and the soft
+        cap of Gemma 2 (``final_logit_softcapping``); loading checks that nothing else is missing.
+        """
+        logits: Tensor = self._lm_head(features)
+        if scale := getattr(self.config, "logit_scale", None):
+            logits = logits * scale
+        if divisor := getattr(self.config, "logits_scaling", None):
+            logits = logits / divisor
+        if cap := getattr(self.config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted."""
+        return self.backbone.new_cache(capacity)
+
+    @torch.no_grad()
+    def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
+        """Features of packed documents, each as if it stood alone.
+
+        Args:
+            tokens: ``[B, T]`` long.
+            documents: ``[B, T]`` long, document of each token; padding is -1.
+            positions: ``[B, T]`` long, position in the document.
+
+        Returns:
+            ``[B, T, H]``, without gradient.
+        """
+        return self.backbone(tokens=tokens, positions=positions, mask=packed_mask(documents))
+
+    @torch.no_grad()
+    def prefill(self, tokens: Tensor, cache: KVCache) -> TargetOutput:
+        """Read ``[P]`` tokens: features of all, logits of the last."""
+        start, new = cache.length, tokens.shape[0]
+        hidden = self.backbone(
+            tokens=tokens[None],
+            positions=self._range(start, new),
+            mask=causal_mask(new, start, tokens.device),
+            cache=cache,
+        )[0]
+        return TargetOutput(self.head(hidden[-1:]), hidden)
+
+    @torch.no_grad()
+    def step(self, token: Tensor, cache: KVCache) -> TargetOutput:
+        """Read one token (0-d long)."""
+        hidden = self.backbone(
+            tokens=token.view(1, 1), positions=self._range(cache.length, 1), mask=None, cache=cache
+        )[0]
+        return TargetOutput(self.head(hidden), hidden)
+
+    @torch.no_grad()
+    def verify(self, tree: TokenTree, cache: KVCache) -> TargetOutput:
+        """Read a tree; row i is node i after its path.
+
+        All N rows are in the cache afterwards, provisionally: ``cache.commit(start, path)`` with
+        the length before keeps a path of them.
+        """
+        start, nodes = cache.length, tree.nodes
+        if nodes == 1:
+            return self.step(tree.tokens[0], cache)
+        if start + nodes > self.max_positions:  # only near the end is the depth worth a look
+            self._range(start, tree.max_depth + 1)
+        hidden = self.backbone(
+            tokens=tree.tokens[None],
+            positions=(tree.depth + start)[None],
+            mask=tree_mask(tree.ancestors, start),
+            cache=cache,
+        )[0]
+        return TargetOutput(self.head(hidden), hidden)
+
+    def _range(self, start: int, new: int) -> Tensor:
+        """Positions start, start + 1, …: a slice of a tensor that is made once."""
+        stop = start + new
+        if stop > self.max_positions:
+            raise FalconLabError(
+                f"position {stop - 1} is beyond {self.name}'s {self.max_positions} positions; "
+                "shorten the prompt or ask for fewer new tokens"
+            )
+        if self._positions.shape[1] < stop or self._positions.device != self.device:
+            size = min(max(2 * stop, 256), self.max_positions)
+            with torch.inference_mode(False):
+                self._positions = torch.arange(size, device=self.device)[None]
+        return self._positions[:, start:stop]
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that the generation settings, the model or the tokenizer calls an end."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return frozenset(found)
