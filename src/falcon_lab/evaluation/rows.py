@@ -1,0 +1,174 @@
+"""What one method did with one prompt: the raw material of every metric.
+
+Plain values only, so that rows go to ``results.json`` and come back unchanged. Nothing heavy is
+imported here: results are also read where torch is not wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RoundColumns:
+    """The rounds of one answer, column by column, one entry a round.
+
+    Attributes:
+        nodes: draft tokens verified (the root not counted).
+        depth: draft tokens on the longest path.
+        passes: drafter passes.
+        accepted: draft tokens accepted.
+        emitted: tokens that reached the answer: the accepted ones and the target's own, less
+            what was cut off by EOS, a stop string or the length limit.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    def __add__(self, other: RoundColumns) -> RoundColumns:
+        return RoundColumns(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(RoundColumns))
+        )
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. Everything but ``wall`` is None for a method that cannot be looked into.
+
+    Attributes:
+        wall: around the whole call, measured outside the engine, prefill included.
+        prefill: reading the prompt.
+        decode: all that follows; the sum of the next five.
+        draft: drafter passes and tree building.
+        verify: target forwards.
+        accept: the acceptance rule.
+        commit: moving cache rows and telling the drafter.
+        overhead: the rest of the loop.
+    """
+
+    wall: float
+    prefill: float | None = None
+    decode: float | None = None
+    draft: float | None = None
+    verify: float | None = None
+    accept: float | None = None
+    commit: float | None = None
+    overhead: float | None = None
+
+    def __add__(self, other: Times) -> Times:
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(Times))
+        return Times(*(None if None in (a, b) else a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class TurnRow:
+    """One answer.
+
+    Attributes:
+        prompt_tokens: tokens that the target had read when the answer began.
+        tokens: the new tokens.
+        text: the same as text.
+        finish: ``eos``, ``stop``, ``length`` or ``context``.
+        times: seconds.
+        rounds: what the loop did; empty for a method that has no rounds.
+    """
+
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    finish: str
+    times: Times
+    rounds: RoundColumns
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One method on one prompt: the repeat whose wall time is the median (the lower of two).
+
+    Attributes:
+        method: name of the method.
+        prompt: id of the prompt.
+        category: the prompt's category.
+        turns: the answers, turn by turn.
+        wall_repeats: wall seconds of every repeat, in order.
+        repeats_agree: whether every repeat gave the same tokens.
+        identical: whether the tokens are those of plain decoding; None when nothing says they
+            should be (sampling), and for plain itself.
+        difference_turn: turn of the first differing token, or None.
+        difference_position: its place in that answer, or None.
+        margin: target logit of plain's token there minus that of this method's token (the gap
+            between the two best ones where one answer had ended), or None. Near zero means that
+            rounding decided; a wide margin means a fault.
+    """
+
+    method: str
+    prompt: str
+    category: str
+    turns: list[TurnRow]
+    wall_repeats: list[float]
+    repeats_agree: bool = True
+    identical: bool | None = None
+    difference_turn: int | None = None
+    difference_position: int | None = None
+    margin: float | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens of all turns."""
+        return [token for turn in self.turns for token in turn.tokens]
+
+    @property
+    def rounds(self) -> RoundColumns:
+        """The rounds of all turns."""
+        return sum((turn.rounds for turn in self.turns), RoundColumns())
+
+    @property
+    def times(self) -> Times:
+        """Seconds of all turns."""
+        first, *rest = (turn.times for turn in self.turns)
+        return sum(rest, first)
+
+    @property
+    def distinct(self) -> float:
+        """Distinct tokens over new tokens (1 for an empty answer): low means that it loops."""
+        tokens = self.tokens
+        return len(set(tokens)) / len(tokens) if tokens else 1.0
+
+    @property
+    def accepted_histogram(self) -> list[int]:
+        """Entry a: rounds that accepted a draft tokens."""
+        accepted = self.rounds.accepted
+        return [accepted.count(a) for a in range(max(accepted, default=-1) + 1)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``results.json``; what can be computed from the rest is written out too."""
+        return asdict(self) | {
+            "new_tokens": len(self.tokens),
+            "distinct": self.distinct,
+            "finish": self.turns[-1].finish,
+            "accepted_histogram": self.accepted_histogram,
+        }
+
+    @classmethod
+    def from_dict(cls, node: Mapping[str, Any]) -> PromptRow:
+        """The row that ``as_dict`` wrote."""
+        turns = [
+            TurnRow(
+                **{
+                    **turn,
+                    "times": Times(**turn["times"]),
+                    "rounds": RoundColumns(**turn["rounds"]),
+                }
+            )
+            for turn in node["turns"]
+        ]
+        known = {f.name for f in fields(cls)} - {"turns"}
+        return cls(turns=turns, **{key: node[key] for key in known})
