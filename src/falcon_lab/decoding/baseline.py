@@ -1,0 +1,65 @@
+"""Plain decoding: one target forward per token, on the same cache as speculative decoding.
+
+Shapes: P prompt tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round, Seconds
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition, begin
+
+if TYPE_CHECKING:
+    from falcon_lab.targets.target import Target
+
+
+class PlainEngine:
+    """What every speed-up is measured against.
+
+    Args:
+        target: the model.
+    """
+
+    lossless = True
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        stop: StopCondition,
+        on_round: OnRound | None = None,
+    ) -> Generation:
+        """Continue ``prompt``, ``[P]`` long. Arguments and errors are ``SpeculativeEngine``'s."""
+        target, seconds = self.target, Seconds()
+        transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
+        rounds: list[Round] = []
+        clock = Clock(target.device)
+        cache = target.new_cache(len(prompt) + transcript.remaining)
+        output = target.prefill(prompt, cache)
+        token = sampling.draw(output.logits[-1], generator)
+        kept = transcript.extend([int(token)])
+        seconds.prefill = clock.lap()
+        while True:
+            if on_round is not None:
+                on_round(kept, 0, None, None)
+            if transcript.finish is not None:
+                return Generation(transcript.tokens, transcript.finish, rounds, seconds)
+            seconds.overhead += clock.lap()
+            output = target.step(token, cache)
+            seconds.verify += clock.lap()
+            token = sampling.draw(output.logits[-1], generator)
+            kept = transcript.extend([int(token)])
+            seconds.accept += clock.lap()
+            rounds.append(Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1))

@@ -1,0 +1,153 @@
+"""Speculative decoding, one sequence at a time: the loop is ``SpeculativeEngine.generate``.
+
+Shapes: P prompt tokens, N tree nodes, A accepted draft tokens, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round, Seconds
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition, begin
+from falcon_lab.protocols import (
+    AcceptanceRule,
+    Budget,
+    Drafter,
+    LengthController,
+    Observation,
+    RoundContext,
+    RoundOutcome,
+    TreeBuilder,
+)
+from falcon_lab.trees.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from falcon_lab.targets.target import Target
+
+
+class SpeculativeEngine:
+    """A target, and the four components that make it faster.
+
+    Args:
+        target: the frozen model.
+        drafter: proposes tokens.
+        tree_builder: grows a tree of them.
+        rule: accepts a path of the tree.
+        controller: says how much to draft.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        tree_builder: TreeBuilder,
+        rule: AcceptanceRule,
+        controller: LengthController,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.tree_builder = tree_builder
+        self.rule = rule
+        self.controller = controller
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is the target's own."""
+        return self.rule.lossless
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        stop: StopCondition,
+        on_round: OnRound | None = None,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt: ``[P]`` long, at least one token, on the target's device.
+            max_new_tokens: most tokens to add; fewer when the target's context ends before.
+            sampling: how tokens are drawn from the target.
+            generator: the source of all randomness, on the target's device.
+            stop: what ends the text.
+            on_round: told of every round's tokens, and of the first token.
+
+        Raises:
+            FalconLabError: the prompt is empty or longer than the target's context.
+        """
+        target, seconds = self.target, Seconds()
+        transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
+        rounds: list[Round] = []
+        clock = Clock(target.device)
+        nodes = self.tree_builder.max_nodes
+        cache = target.new_cache(len(prompt) + transcript.remaining + nodes)
+        output = target.prefill(prompt, cache)
+        root = sampling.draw(output.logits[-1], generator)
+        self.controller.reset()
+        self.drafter.reset(prompt[0])
+        self._observe(torch.cat((prompt[1:], root[None])), output.features)
+        if (kept := transcript.extend([int(root)])) and on_round is not None:
+            on_round(kept, 0, None, None)
+        seconds.prefill = clock.lap()
+
+        while transcript.finish is None:
+            budget = at_most(self.controller.budget(), depth=transcript.remaining - 1)
+            tree, passes = self._draft(RoundContext(root, budget, sampling, generator))
+            seconds.draft += clock.lap()
+
+            start = cache.length
+            output = target.verify(tree, cache)
+            seconds.verify += clock.lap()
+
+            accepted = self.rule(tree, output.logits, sampling, generator)
+            root = accepted.next_token
+            tokens = torch.cat((tree.tokens[accepted.path[1:]], root[None]))
+            kept = transcript.extend(tokens.tolist())
+            seconds.accept += clock.lap()
+
+            cache.commit(start, accepted.path)
+            self._observe(tokens, output.features[accepted.path])
+            outcome = RoundOutcome(tree.max_depth, tree.drafted, len(tokens) - 1)
+            self.controller.update(outcome)
+            seconds.commit += clock.lap()
+
+            drafted = min(outcome.accepted, len(kept))
+            rounds.append(Round(outcome.nodes, outcome.drafted, passes, drafted, len(kept)))
+            if on_round is not None:
+                on_round(kept, drafted, tree, accepted)
+            seconds.overhead += clock.lap()
+        return Generation(transcript.tokens, transcript.finish, rounds, seconds)
+
+    def _draft(self, context: RoundContext) -> tuple[TokenTree, int]:
+        """Drafter and tree builder take turns; the tree and the number of passes."""
+        passes = 0
+        frontier = self.tree_builder.start(context)
+        while frontier is not None:
+            output = self.drafter.draft(frontier)
+            passes += 1
+            frontier = self.tree_builder.grow(output)
+            if frontier is not None and not self.controller.keep_going(passes, output):
+                break
+        return self.tree_builder.finish(), passes
+
+    def _observe(self, tokens: Tensor, features: Tensor) -> None:
+        needed = "features" in self.drafter.needs
+        self.drafter.observe(Observation(tokens, features if needed else None))
+
+
+def at_most(budget: Budget, *, depth: int) -> Budget:
+    """The budget with its depth limited.
+
+    A round adds one token more than its depth, so that with ``depth`` one less than what is still
+    to be written nothing is drafted in vain, and no node lies beyond the target's last position.
+    """
+    return replace(budget, depth=depth if budget.depth is None else min(budget.depth, depth))

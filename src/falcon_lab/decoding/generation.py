@@ -1,0 +1,108 @@
+"""What decoding returns, and the clock that it is measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from falcon_lab.protocols import Acceptance
+from falcon_lab.trees.token_tree import TokenTree
+
+Finish = Literal["eos", "stop", "length", "context"]
+"""Why a generation ended: end-of-sequence token, stop string, ``max_new_tokens``, or the target's
+longest context."""
+
+OnRound = Callable[[list[int], int, TokenTree | None, Acceptance | None], None]
+"""Called with the tokens that a round added (cut at the end of the text), how many of them were
+drafted, and the tree with what was accepted of it. There is no tree for the first token, which the
+prompt alone gives, nor in plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One verification.
+
+    Attributes:
+        nodes: draft tokens in the tree.
+        depth: longest path of draft tokens.
+        passes: drafter passes.
+        accepted: draft tokens among those emitted.
+        emitted: tokens added to the text, correction or bonus token included. Only in the last
+            round of a text that was cut is it not ``accepted + 1``.
+    """
+
+    nodes: int
+    depth: int
+    passes: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Wall-clock time of one generation; on a GPU each part is waited for.
+
+    Attributes:
+        prefill: reading the prompt, by target and drafter, and the first token.
+        draft: drafter and tree builder.
+        verify: target forward.
+        accept: acceptance rule.
+        commit: moving cache rows, the drafter's and the controller's update.
+        overhead: the rest of the loop.
+    """
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+    commit: float = 0.0
+    overhead: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Decoding: everything but the prefill."""
+        return sum(getattr(self, part.name) for part in fields(self)) - self.prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generated text.
+
+    Attributes:
+        tokens: new tokens, the ending one (end-of-sequence, or completing a stop string) included.
+            The first comes from the prompt alone, so there are ``1 + Σ emitted`` of them.
+        finish: why it ended.
+        rounds: one for each verification (plain decoding: each step).
+        seconds: where the time went.
+    """
+
+    tokens: list[int]
+    finish: Finish
+    rounds: list[Round] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
+
+
+class Clock:
+    """Laps of wall-clock time on a device.
+
+    Args:
+        device: waited for before a lap is taken.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device if device.type == "cuda" else None
+        self._last = self._now()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        before, self._last = self._last, self._now()
+        return self._last - before
+
+    def _now(self) -> float:
+        if self._cuda is not None:
+            torch.cuda.synchronize(self._cuda)
+        return perf_counter()

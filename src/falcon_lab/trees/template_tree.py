@@ -1,0 +1,176 @@
+"""Growing the tree of a template, pass by pass.
+
+Shapes: N nodes (the root counted), F blocks of a pass, k block, m candidates per row, n nodes that
+a pass decides, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.protocols import DraftOutput, Frontier, Proposal, RoundContext
+from falcon_lab.trees.layout import Layout, PassLayout, build_layout
+from falcon_lab.trees.paths import Path
+from falcon_lab.trees.templates import cut
+from falcon_lab.trees.token_tree import TokenTree
+
+
+class TemplateTree:
+    """A ``TreeBuilder`` whose shape is fixed; the drafter decides the tokens alone.
+
+    A node whose candidate the drafter did not propose (``-inf``, or a row that is not there) is
+    dropped with all that is below it. With greedy sampling, and with ``proposal="deterministic"``,
+    the children of a node are the row's most likely tokens; otherwise they are drawn from the
+    row's distribution q without replacement (Gumbel top-m), and the tree carries q.
+
+    Args:
+        paths: the template, as ``checked`` returns it.
+        block: k of the drafter.
+        proposal: how tokens are chosen at T > 0.
+    """
+
+    def __init__(self, paths: Sequence[Path], block: int, proposal: Proposal) -> None:
+        self.paths = tuple(paths)
+        self.block = block
+        self.proposal = proposal
+        self.max_depth = max((len(path) for path in self.paths), default=0)
+        self.max_nodes = len(self.paths) + 1
+        self._layouts: dict[tuple[int, int, torch.device], Layout] = {}
+
+    def start(self, context: RoundContext) -> Frontier | None:
+        """Begin a round within ``context.budget``."""
+        self._context = context
+        self._layout = self._layout_for(context)
+        greedy = context.sampling.greedy
+        self._proposal: Proposal = "deterministic" if greedy else self.proposal
+        self._next = 0
+        self._tokens = context.root.reshape(1)
+        self._log_q = torch.zeros(1, device=context.root.device)
+        self._q: list[Tensor] = []
+        self._q_row = torch.full_like(self._tokens, -1)
+        self._alive: Tensor | None = None  # [N] bool once something was dropped
+        self._blocks: Tensor | None = None  # [F'] blocks of this pass that are asked for; None: all
+        return Frontier.root(context.root.device) if self._layout.passes else None
+
+    def grow(self, output: DraftOutput) -> Frontier | None:
+        """Take the candidates of one pass in."""
+        plan = self._layout.passes[self._next]
+        tokens, log_q, q = candidates(output.logits, plan.width, self._proposal, self._context)
+        if tokens.shape != (plan.stands.shape[0], self.block, plan.width):
+            tokens = self._spread(tokens, plan, plan.width, 0)
+            log_q = self._spread(log_q, plan, plan.width, -torch.inf)
+        self._tokens = torch.cat((self._tokens, tokens.flatten()[plan.slots]))
+        self._log_q = torch.cat((self._log_q, log_q.flatten()[plan.slots]))
+        if q is not None:
+            self._keep_q(q, plan)
+        self._drop_what_was_not_proposed(plan)
+        self._next += 1
+        return self._frontier()
+
+    def finish(self) -> TokenTree:
+        """The nodes that the passes so far have decided."""
+        layout, nodes = self._layout, self._tokens.shape[0]
+        parents, depth = layout.parents[:nodes], layout.depth[:nodes]
+        ancestors = layout.ancestors[:nodes, :nodes]
+        tokens, log_q, q_row = self._tokens, self._log_q, self._q_row
+        if self._alive is not None:
+            kept = self._alive.nonzero().flatten()
+            number = self._alive.cumsum(0) - 1
+            parents = torch.where(parents[kept] < 0, -1, number[parents[kept]])
+            depth, ancestors = depth[kept], ancestors[kept][:, kept]
+            tokens, log_q = tokens[kept], log_q[kept]
+            q_row = q_row[kept] if self._q else q_row
+        if self._proposal == "deterministic" or not self._q:
+            return TokenTree(tokens, parents, depth, ancestors, "deterministic", log_q)
+        q = torch.cat(self._q)
+        return TokenTree(tokens, parents, depth, ancestors, "sampled", log_q, q, q_row)
+
+    def _layout_for(self, context: RoundContext) -> Layout:
+        """The template cut to the budget: few different ones occur, and each is built once."""
+        budget = context.budget
+        depths = [self.max_depth]
+        if budget.depth is not None:
+            depths.append(budget.depth)
+        if budget.passes is not None:
+            depths.append(budget.passes * self.block)
+        nodes = (
+            self.max_nodes - 1 if budget.nodes is None else min(budget.nodes, self.max_nodes - 1)
+        )
+        key = (min(depths), nodes, context.root.device)
+        if key not in self._layouts:
+            part = cut(self.paths, self.block, depth=key[0], nodes=nodes)
+            self._layouts[key] = build_layout(part, self.block).to(context.root.device)
+        return self._layouts[key]
+
+    def _spread(self, values: Tensor, plan: PassLayout, last: int, fill: float) -> Tensor:
+        """``[F', rows, …]`` for the blocks that were asked -> ``[F, k, last]``, gaps filled."""
+        blocks = plan.stands.shape[0]
+        full = values.new_full((blocks, self.block, last), fill)
+        where = torch.arange(blocks, device=full.device) if self._blocks is None else self._blocks
+        full[where, : values.shape[1], : values.shape[2]] = values
+        return full
+
+    def _keep_q(self, q: Tensor, plan: PassLayout) -> None:
+        """Keep ``[F', rows, V]`` distributions, and the row of each new node."""
+        blocks = plan.stands.shape[0]
+        if q.shape[:2] != (blocks, self.block):
+            q = self._spread(q, plan, q.shape[-1], 0.0)
+        before = sum(rows.shape[0] for rows in self._q)
+        self._q.append(q.flatten(0, 1))
+        self._q_row = torch.cat((self._q_row, plan.rows + before))
+
+    def _drop_what_was_not_proposed(self, plan: PassLayout) -> None:
+        proposed = self._log_q.isfinite()
+        if self._alive is None and bool(proposed.all()):
+            return
+        known = self._layout.ancestors[: plan.last, : plan.last]
+        self._alive = ~(known & ~proposed).any(-1)
+
+    def _frontier(self) -> Frontier | None:
+        """The blocks of the next pass that stand at nodes which are there."""
+        if self._next == len(self._layout.passes):
+            return None
+        plan = self._layout.passes[self._next]
+        tokens, parents = self._tokens[plan.path], plan.parents
+        if self._alive is None:
+            return Frontier(tokens, parents)
+        asked, self._blocks = self._blocks, self._alive[plan.stands].nonzero().flatten()
+        if self._blocks.numel() == 0:
+            return None
+        parents = parents[self._blocks]
+        if asked is not None:  # parents count the blocks that the drafter has seen
+            parents = torch.searchsorted(asked, parents)
+        return Frontier(tokens[self._blocks], parents)
+
+
+def candidates(
+    logits: Tensor, width: int, proposal: Proposal, context: RoundContext
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``[F, rows, V]`` logits -> tokens and log q, both ``[F, rows, m]``, and q if it counts.
+
+    Tokens come best first, or in the order in which they were drawn. What is not proposed has log
+    q ``-inf``; m is less than ``width`` when the vocabulary is.
+    """
+    width = min(width, logits.shape[-1])
+    if proposal == "sampled":
+        return draw_without_replacement(logits, width, context.sampling, context.generator)
+    scores, tokens = logits.float().topk(width, dim=-1)
+    log_q = scores - logits.float().logsumexp(-1, keepdim=True)
+    return tokens, log_q.where(scores.isfinite(), -torch.inf), None
+
+
+def draw_without_replacement(
+    logits: Tensor, width: int, sampling: Sampling, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first ``width`` tokens of sampling from each row's q without replacement, in order.
+
+    The largest of log q + Gumbel noise are such a sample (Kool et al., arXiv 1903.06059, §2.2).
+    """
+    q = sampling.probabilities(logits).nan_to_num(0.0)  # a row of -inf alone proposes nothing
+    noise = torch.empty_like(q).exponential_(generator=generator).log()
+    tokens = (q.log() - noise).topk(width, dim=-1).indices
+    return tokens, q.gather(-1, tokens).log(), q
