@@ -1,0 +1,225 @@
+"""Falcon's drafting side: the cache, the LSTM states and the passes of a round.
+
+The caching rule: a committed row's K/V are those of the pass that computed it last, when it saw
+everything up to the end of its block then. The first pass of a round computes the new rows
+and as many older ones as make the last k rows one block; nothing else is ever computed again.
+
+Shapes: F frontier blocks, P provisional blocks, k block, L committed rows, W rows of a window,
+E extra rows of the first pass, S keys, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.protocols import DraftOutput, Frontier, Observation
+
+if TYPE_CHECKING:
+    from falcon_lab.drafters.falcon import FalconDrafter
+
+CAPACITY = 512  # rows that a sequence's cache starts with; it doubles when they are used up
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What the next pass continues from.
+
+    Attributes:
+        features: ``[F, k, H]`` predicted features.
+        state: LSTM state after each block's last row.
+        visible: ``[F, P]`` bool, the provisional blocks on the way to each block, itself too.
+        depth: passes since the root.
+        chain: whether every block so far was the only one of its pass.
+    """
+
+    features: Tensor
+    state: State | None
+    visible: Tensor
+    depth: int
+    chain: bool
+
+
+class Decoding:
+    """One sequence being drafted for."""
+
+    def __init__(self, drafter: FalconDrafter) -> None:
+        self._drafter = drafter
+        self._block = drafter.block
+        self._aligned = drafter.config.phase == "aligned"
+        self._pending: list[Observation] = []
+        self._length = 0  # L
+        self._state: State | None = None  # after row L - 1
+        self._recent: Tensor | None = None  # [1, up to k, H]: the newest rows, fused
+        self._last: Pass | None = None
+        self._cache = GrowingCache(drafter.config.layers, CAPACITY)
+        self._index = torch.empty(0, dtype=torch.long)  # 0, 1, 2, …
+        self._positions = self._index  # the same, within the host's positions
+
+    def observe(self, observation: Observation) -> None:
+        """Keep new rows until the next round computes them."""
+        self._pending.append(observation)
+        self._last = None
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        """Expand the frontier."""
+        hidden = self._root() if frontier.tokens.shape[1] == 0 else self._blocks(frontier)
+        host = self._drafter.host
+        return DraftOutput(host.head(hidden.to(self._dtype)), hidden)
+
+    # --- the first pass of a round ----------------------------------------------------------
+
+    def _root(self) -> Tensor:
+        """Compute the window and whatever asks for predictions; ``[1, k, H]``."""
+        start, window = self._take_pending()
+        extra = self._extra_rows(window)
+        rows = window if extra is None else torch.cat([window, extra], dim=1)
+        positions, mask = self._window_layout(start, window.shape[1], rows.shape[1])
+        hidden = self._run(rows, positions, mask, start)
+        self._cache.truncate(self._length)
+        if extra is not None and self._drafter.offsets is None:
+            # Missing rows come before the first one, yet were computed behind the last.
+            hidden = hidden.roll(extra.shape[1], dims=1)
+        hidden = hidden[:, -self._block :]
+        none = torch.empty(1, 0, dtype=torch.bool, device=hidden.device)
+        self._last = Pass(hidden, self._state, none, depth=0, chain=True)
+        return hidden
+
+    def _take_pending(self) -> tuple[int, Tensor]:
+        """Fuse the new rows; the window's first row and its fused rows ``[1, W, H]``."""
+        drafter, before = self._drafter, self._length
+        if self._pending:
+            tokens = torch.cat([taken.tokens for taken in self._pending])
+            features = torch.cat([_features_of(taken) for taken in self._pending])
+            self._pending.clear()
+            joined = drafter.join(tokens, features).unsqueeze(0)
+            self._dtype = joined.dtype
+            fused, self._state = drafter.fuse(joined, self._state)
+            recent = fused if self._recent is None else torch.cat([self._recent, fused], dim=1)
+            self._length += tokens.shape[0]
+        elif self._recent is not None:
+            recent = self._recent
+        else:
+            raise RuntimeError("draft() needs observed positions: call observe() first")
+        start = self._window_start(before)
+        self._recent = recent[:, -self._block :]
+        return start, recent[:, recent.shape[1] - (self._length - start) :]
+
+    def _window_start(self, before: int) -> int:
+        if self._drafter.offsets is not None:
+            return before  # causal rows never change
+        if not self._aligned:
+            before -= before % self._block  # a block that was cut short is whole now
+        return max(0, min(before, self._length - self._block))
+
+    def _extra_rows(self, window: Tensor) -> Tensor | None:
+        """``[1, E, H]``: the queries, or zeros for rows missing at the start of a sequence."""
+        if self._drafter.offsets is not None:
+            assert self._recent is not None
+            return self._recent[:, -1:] + self._drafter.offsets
+        missing = self._block - self._length
+        return window.new_zeros(1, missing, window.shape[-1]) if missing > 0 else None
+
+    def _window_layout(self, start: int, window: int, rows: int) -> tuple[Tensor, Tensor | None]:
+        """Positions ``[1, W + E]`` and mask ``[1, W + E, L + E]``, None where all see all."""
+        length, block, extra = self._length, self._block, rows - window
+        self._reserve(length + extra)
+        positions, index = self._positions[start:length], self._index[start:length]
+        if extra == 0 and self._aligned and window <= block:
+            return positions.unsqueeze(0), None
+        if self._drafter.offsets is not None:
+            horizon = index
+        elif self._aligned:
+            horizon = (length - 1) - (length - 1 - index).div(block, rounding_mode="floor") * block
+        else:
+            end = index.div(block, rounding_mode="floor") * block + block - 1
+            horizon = end.clamp_max(length - 1)
+        if extra:
+            newest = length - 1 if self._drafter.offsets is not None else 0
+            positions = torch.cat([positions, self._positions[newest].expand(extra)])
+            horizon = torch.cat([horizon, self._index[length + extra - 1].expand(extra)])
+        mask = self._index[: length + extra] <= horizon.unsqueeze(1)
+        return positions.unsqueeze(0), mask.unsqueeze(0)
+
+    # --- later passes -----------------------------------------------------------------------
+
+    def _blocks(self, frontier: Frontier) -> Tensor:
+        """Continue F branches by a block each; ``[F, k, H]``."""
+        last, drafter, block = self._last, self._drafter, self._block
+        if last is None:
+            raise RuntimeError("the first pass of a round expands Frontier.root()")
+        joined = drafter.join(frontier.tokens, last.features[frontier.parents])
+        fused, state = drafter.fuse(joined, _branch(last.state, frontier.parents))
+        count = fused.shape[0]
+        own = torch.eye(count, dtype=torch.bool, device=fused.device)
+        visible = torch.cat([last.visible[frontier.parents], own], dim=1)
+        chain = last.chain and count == 1
+        rows = fused
+        if drafter.offsets is not None:
+            rows = torch.cat([fused, fused[:, -1:] + drafter.offsets])  # contexts, then queries
+        first = self._length + last.visible.shape[1] * block
+        self._reserve(first + rows.shape[0] * block)
+        begin = self._length + last.depth * block
+        hidden = self._run(
+            rows.reshape(1, -1, rows.shape[-1]),
+            self._block_positions(begin, count),
+            self._block_mask(visible, chain),
+            first,
+        )
+        self._cache.truncate(first + count * block)  # queries are asked, never seen
+        hidden = hidden[0, -count * block :].view(count, block, -1)
+        self._last = Pass(hidden, state, visible, last.depth + 1, chain)
+        return hidden
+
+    def _block_positions(self, begin: int, count: int) -> Tensor:
+        positions = self._positions[begin : begin + self._block]
+        if self._drafter.offsets is None:
+            return positions.repeat(count).unsqueeze(0)
+        newest = positions[-1:].expand(self._block)
+        return torch.cat([positions.repeat(count), newest.repeat(count)]).unsqueeze(0)
+
+    def _block_mask(self, visible: Tensor, chain: bool) -> Tensor | None:
+        """``[1, rows, S]``: the committed rows, the ancestors' blocks and the block itself."""
+        block, count = self._block, visible.shape[0]
+        if chain and self._drafter.offsets is None:
+            return None
+        tree = visible.repeat_interleave(block, 0).repeat_interleave(block, 1)
+        committed = tree.new_ones(count * block, self._length)
+        if self._drafter.offsets is None:
+            return torch.cat([committed, tree], dim=1).unsqueeze(0)
+        causal = tree.new_ones(block, block).tril().repeat(count, count)
+        older, newer = tree.split([tree.shape[1] - count * block, count * block], dim=1)
+        context = torch.cat([committed, older, newer & causal, torch.zeros_like(newer)], dim=1)
+        query = torch.cat([committed, tree, newer], dim=1)
+        return torch.cat([context, query]).unsqueeze(0)
+
+    # --- the cache --------------------------------------------------------------------------
+
+    def _reserve(self, rows: int) -> None:
+        """Make room for that many rows, in the cache and in the tables of positions."""
+        if self._cache.reserve(rows) or not self._index.shape[0]:
+            assert self._recent is not None
+            self._index = torch.arange(self._cache.capacity, device=self._recent.device)
+            self._positions = self._index.clamp_max(self._drafter.host.max_positions - 1)
+
+    def _run(self, rows: Tensor, positions: Tensor, mask: Tensor | None, first: int) -> Tensor:
+        """One backbone call; its rows lie in the cache from ``first`` on."""
+        self._cache.truncate(first)
+        return self._drafter.backbone(
+            embeddings=rows, positions=positions, mask=mask, cache=self._cache
+        )
+
+
+def _branch(state: State | None, parents: Tensor) -> State | None:
+    return None if state is None else (state[0][:, parents], state[1][:, parents])
+
+
+def _features_of(observation: Observation) -> Tensor:
+    if observation.features is None:
+        raise ValueError("the Falcon drafter needs target features with every observation")
+    return observation.features

@@ -1,0 +1,83 @@
+"""Falcon's distillation loss: feature regression, soft labels and hard labels.
+
+L = SmoothL1 + 0.1·(0.9·KL + 0.1·CE), arXiv 2412.12639 §3.2, equations 1-8.
+
+Shapes: R' rows that count, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext, LabelledRows
+
+if TYPE_CHECKING:
+    from falcon_lab.builtins import FalconObjectiveConfig
+
+FLOOR = 1e-8  # added to the student's probabilities in the tempered form, as upstream does
+
+
+class FalconObjective:
+    """The objective of ``FalconObjectiveConfig``. Terms without weight are not computed.
+
+    Attributes:
+        weights: ``feature``, ``soft`` and ``hard``, those that are not zero.
+    """
+
+    def __init__(self, config: FalconObjectiveConfig, context: BuildContext) -> None:
+        self.config = config
+        terms = {"feature": config.feature, "soft": config.soft, "hard": config.hard}
+        self.weights: Mapping[str, float] = {name: w for name, w in terms.items() if w}
+        self._terms = {"feature": self._feature, "soft": self._soft, "hard": self._hard}
+
+    def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """Each term per row, ``[R']`` float32."""
+        return {name: self._terms[name](rows) for name in self.weights}
+
+    def _feature(self, rows: LabelledRows) -> Tensor:
+        """SmoothL1 between the features, mean over H."""
+        if rows.student_features is None:
+            raise FalconLabError(
+                "objective.feature: this drafter predicts tokens and no features; "
+                "set objective.feature=0"
+            )
+        return functional.smooth_l1_loss(
+            rows.student_features.float(), rows.teacher_features.float(), reduction="none"
+        ).mean(-1)
+
+    def _soft(self, rows: LabelledRows) -> Tensor:
+        """KL(p || q), or upstream's tempered mixture, which is not a divergence."""
+        teacher, student = rows.teacher_logits.float(), rows.student_logits.float()
+        p = teacher.softmax(-1)
+        if self.config.soft_form == "kl":
+            log_p, log_q = teacher.log_softmax(-1), student.log_softmax(-1)
+        else:
+            temperature = self.config.temperature
+            log_p = (teacher / temperature).log_softmax(-1)
+            log_q = ((student / temperature).softmax(-1) + FLOOR).log()
+        return (p * (log_p - log_q)).sum(-1)
+
+    def _hard(self, rows: LabelledRows) -> Tensor:
+        """Cross-entropy with one token a row; 0 where there is no token."""
+        return functional.cross_entropy(
+            rows.student_logits.float(), self._labels(rows), reduction="none", ignore_index=-100
+        )
+
+    def _labels(self, rows: LabelledRows) -> Tensor:
+        if self.config.hard_label == "data":
+            return rows.tokens
+        if self.config.hard_label == "argmax":
+            return rows.teacher_logits.argmax(-1)
+        # By the inverse of the distribution function, so that the generator's device is free.
+        total = rows.teacher_logits.double().softmax(-1).cumsum(-1)
+        point = torch.rand(
+            total.shape[0], 1, generator=rows.generator, device=rows.generator.device
+        )
+        drawn = torch.searchsorted(total, point.to(total) * total[:, -1:], right=True).squeeze(-1)
+        return drawn.clamp_max(total.shape[-1] - 1)
