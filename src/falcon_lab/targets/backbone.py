@@ -32,7 +32,7 @@ class Backbone(nn.Module):
         window: positions that a sliding layer sees, or None.
     """
 
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base: Any) -> None:
         super().__init__()
         self.base = base
         self.config: Any = base.config

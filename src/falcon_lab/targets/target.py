@@ -63,9 +63,11 @@ class Target:
         self.backbone = Backbone(model.get_decoder())
         self.hidden_size: int = self.config.hidden_size
         self._lm_head = model.get_output_embeddings()
+        if self._lm_head is None:
+            raise FalconLabError(f"target {name} ({type(model).__name__}) has no LM head")
         self._embedding = model.get_input_embeddings()
         self.vocab_size: int = self._lm_head.weight.shape[0]
-        self.max_positions: int = self.config.max_position_embeddings
+        self.max_positions = max_positions(self.config)
         self.eos_ids = end_tokens(model, tokenizer)
         self.fingerprint = fingerprint(model, tokenizer)
         self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
@@ -175,6 +177,17 @@ class Target:
             with torch.inference_mode(False):
                 self._positions = torch.arange(size, device=self.device)[None]
         return self._positions[:, start:stop]
+
+
+def max_positions(config: Any) -> int:
+    """Positions that a model was made for, under any of the names that families give it."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(found := getattr(config, key, None), int):
+            return found
+    raise FalconLabError(
+        f"the configuration of {config.model_type} does not say how many positions it has; add "
+        "max_position_embeddings to its config.json"
+    )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,0 +1,252 @@
+"""Load a causal LM from the hub or a folder, or say in one line why it cannot be a target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import TargetConfig
+from falcon_lab.targets.masks import ATTENTION
+
+if TYPE_CHECKING:
+    import torch
+
+    from falcon_lab.targets.target import Target
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How Hugging Face's classes with an LM head are called."""
+
+
+def load_target(config: TargetConfig) -> Target:
+    """The frozen target, on its device, proven to be one (``self_check.py``).
+
+    Code from a model's repository is never run, and pickled weights are not read.
+
+    Raises:
+        FalconLabError: with the reason and the file or key at fault.
+    """
+    from falcon_lab.targets.self_check import check_target
+    from falcon_lab.targets.target import Target
+
+    if config.dtype not in DTYPES:
+        _refuse_choice("target.dtype", config.dtype, DTYPES)
+    if config.attention not in ATTENTION:
+        _refuse_choice("target.attention", config.attention, ATTENTION)
+    device = resolve_device(config.device)
+    settings = _read_settings(config)
+    refuse_unfit(config, settings)
+    tokenizer = _read_tokenizer(config)
+    model = _read_model(config)
+    revision = getattr(settings, "_commit_hash", None) or config.revision
+    target = Target(model, tokenizer, name=config.name, revision=revision).to(device)
+    check_vocabulary(target)
+    check_target(target)
+    return target
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of ``target.device``; ``auto`` is the GPU where there is one.
+
+    Raises:
+        FalconLabError: when there is no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise FalconLabError(f"target.device is {name!r}; say auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FalconLabError(
+            f"target.device is {name!r}, and torch sees {torch.cuda.device_count()} CUDA devices; "
+            "say auto or cpu"
+        )
+    return device
+
+
+def refuse_unfit(config: TargetConfig, settings: Any) -> None:
+    """Refuse what the model's configuration already shows to be no target.
+
+    Raises:
+        FalconLabError: with the reason.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    from falcon_lab.targets.backbone import layer_kinds
+
+    kind = settings.model_type
+    known = CLASSES.get(kind)
+    named = settings.architectures or []
+    with_head = [a for a in named if a.endswith(CAUSAL) or a == known]
+    if known is None or (named and not with_head):
+        raise FalconLabError(
+            f"target {config.name} has no LM head: it is a {', '.join(named) or kind}; choose a "
+            "causal language model (…ForCausalLM)"
+        )
+    text = settings.get_text_config(decoder=True)
+    layer_kinds(text)
+    _refuse_state(config.name, kind, known)
+    if getattr(text, "attn_logit_softcapping", None) and config.attention == "sdpa":
+        raise FalconLabError(
+            f"target {config.name} caps its attention scores, which sdpa does not do; set "
+            "target.attention=eager"
+        )
+
+
+def _refuse_state(name: str, kind: str, class_name: Any) -> None:
+    """Refuse recurrent models: a state cannot be rewound to a path of the tree."""
+    import transformers
+
+    if getattr(getattr(transformers, str(class_name), None), "_is_stateful", False):
+        raise FalconLabError(
+            f"target {name} ({kind}) keeps a recurrent state besides keys and values: a tree of "
+            "drafts cannot be verified through it; choose a target with attention layers alone"
+        )
+
+
+def check_vocabulary(target: Target) -> None:
+    """Refuse a tokenizer that can write tokens which the model does not know.
+
+    Raises:
+        FalconLabError: with both sizes.
+    """
+    largest = max(target.tokenizer.get_vocab().values())
+    rows = min(target.vocab_size, target.model.get_input_embeddings().weight.shape[0])
+    if largest >= rows:
+        raise FalconLabError(
+            f"target {target.name}: its tokenizer has token {largest} ({len(target.tokenizer)} "
+            f"entries) and the model knows {rows}; it is the tokenizer of another model, or "
+            "tokens were added without resizing the embeddings"
+        )
+
+
+def check_weights(folder: Path) -> None:
+    """Open every safetensors file of a model folder.
+
+    Raises:
+        FalconLabError: naming the file that is missing, cut short or corrupt.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except FileNotFoundError:
+            raise FalconLabError(
+                f"{path} is missing, and {folder.name}'s index names it; fetch it again"
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise FalconLabError(
+                f"{path} is cut short or corrupt ({_line(error)}); fetch or save it again"
+            ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        pickled = " (pickled ones are not read)" if any(folder.glob("*.bin")) else ""
+        raise FalconLabError(
+            f"{folder} has no safetensors weights{pickled}; save the model there with "
+            "save_pretrained"
+        )
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError) as error:
+        raise FalconLabError(f"{index} is no index of weights ({_line(error)})") from error
+    return [folder / name for name in sorted(names)]
+
+
+def _read_settings(config: TargetConfig) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(config.name, **_source(config))
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and more
+        _refuse(config, error)
+
+
+def _read_tokenizer(config: TargetConfig) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.name, **_source(config))
+        words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+    except Exception as error:  # as above, and tokenizers raises plain Exceptions
+        raise _no_tokenizer(config, _line(error)) from error
+    if not words:  # some releases make an empty one where the files are missing
+        raise _no_tokenizer(config, "it has no vocabulary")
+    return tokenizer
+
+
+def _no_tokenizer(config: TargetConfig, reason: str) -> FalconLabError:
+    return FalconLabError(
+        f"target {config.name} has no tokenizer that can be read: {reason}; save it beside the "
+        "weights with tokenizer.save_pretrained"
+    )
+
+
+def _read_model(config: TargetConfig) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if (folder := Path(config.name)).is_dir():
+        check_weights(folder)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            config.name,
+            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_source(config),
+        )
+    except Exception as error:  # as above
+        _name_broken_file(config)
+        _refuse(config, error)
+    if missing := sorted(report["missing_keys"]):
+        shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
+        raise FalconLabError(
+            f"target {config.name} lacks weights: {shown}; a checkpoint of the base model alone "
+            "has no LM head"
+        )
+    return model
+
+
+def _name_broken_file(config: TargetConfig) -> None:
+    """Look for a broken file among those that were fetched from the hub."""
+    from transformers.utils import cached_file
+
+    if not Path(config.name).is_dir():
+        found = cached_file(config.name, "config.json", revision=config.revision)
+        check_weights(Path(found).parent)
+
+
+def _source(config: TargetConfig) -> dict[str, Any]:
+    return {"revision": config.revision, "trust_remote_code": False}
+
+
+def _refuse(config: TargetConfig, error: Exception) -> Never:
+    reason = _line(error)
+    if "trust_remote_code" in reason:
+        reason = "it needs code from its repository, which is never run; choose a model that "
+        reason += "transformers knows by itself"
+    elif not Path(config.name).exists():
+        reason = f"no folder of that name, and as a hub id: {reason}"
+    raise FalconLabError(f"target {config.name} cannot be loaded: {reason}") from error
+
+
+def _refuse_choice(key: str, value: str, choices: tuple[str, ...]) -> Never:
+    raise FalconLabError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
