@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round, Seconds
+from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 
@@ -42,7 +42,7 @@ class PlainEngine:
         on_round: OnRound | None = None,
     ) -> Generation:
         """Continue ``prompt``, ``[P]`` long. Arguments and errors are ``SpeculativeEngine``'s."""
-        target, seconds = self.target, Seconds()
+        target = self.target
         transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
         rounds: list[Round] = []
         clock = Clock(target.device)
@@ -50,16 +50,16 @@ class PlainEngine:
         output = target.prefill(prompt, cache)
         token = sampling.draw(output.logits[-1], generator)
         kept = transcript.extend([int(token)])
-        seconds.prefill = clock.lap()
+        clock.lap("prefill")
         while True:
             if on_round is not None:
                 on_round(kept, 0, None, None)
             if transcript.finish is not None:
-                return Generation(transcript.tokens, transcript.finish, rounds, seconds)
-            seconds.overhead += clock.lap()
+                return Generation(transcript.tokens, transcript.finish, rounds, clock.seconds)
+            clock.lap("overhead")
             output = target.step(token, cache)
-            seconds.verify += clock.lap()
+            clock.lap("verify")
             token = sampling.draw(output.logits[-1], generator)
             kept = transcript.extend([int(token)])
-            seconds.accept += clock.lap()
+            clock.lap("accept")
             rounds.append(Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round, Seconds
+from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.protocols import (
@@ -84,7 +84,7 @@ class SpeculativeEngine:
         Raises:
             FalconLabError: the prompt is empty or longer than the target's context.
         """
-        target, seconds = self.target, Seconds()
+        target = self.target
         transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
         rounds: list[Round] = []
         clock = Clock(target.device)
@@ -97,35 +97,35 @@ class SpeculativeEngine:
         self._observe(torch.cat((prompt[1:], root[None])), output.features)
         if (kept := transcript.extend([int(root)])) and on_round is not None:
             on_round(kept, 0, None, None)
-        seconds.prefill = clock.lap()
+        clock.lap("prefill")
 
         while transcript.finish is None:
             budget = at_most(self.controller.budget(), depth=transcript.remaining - 1)
             tree, passes = self._draft(RoundContext(root, budget, sampling, generator))
-            seconds.draft += clock.lap()
+            clock.lap("draft")
 
             start = cache.length
             output = target.verify(tree, cache)
-            seconds.verify += clock.lap()
+            clock.lap("verify")
 
             accepted = self.rule(tree, output.logits, sampling, generator)
             root = accepted.next_token
             tokens = torch.cat((tree.tokens[accepted.path[1:]], root[None]))
             kept = transcript.extend(tokens.tolist())
-            seconds.accept += clock.lap()
+            clock.lap("accept")
 
             cache.commit(start, accepted.path)
             self._observe(tokens, output.features[accepted.path])
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(tokens) - 1)
             self.controller.update(outcome)
-            seconds.commit += clock.lap()
+            clock.lap("commit")
 
             drafted = min(outcome.accepted, len(kept))
             rounds.append(Round(outcome.nodes, outcome.drafted, passes, drafted, len(kept)))
             if on_round is not None:
                 on_round(kept, drafted, tree, accepted)
-            seconds.overhead += clock.lap()
-        return Generation(transcript.tokens, transcript.finish, rounds, seconds)
+            clock.lap("overhead")
+        return Generation(transcript.tokens, transcript.finish, rounds, clock.seconds)
 
     def _draft(self, context: RoundContext) -> tuple[TokenTree, int]:
         """Drafter and tree builder take turns; the tree and the number of passes."""

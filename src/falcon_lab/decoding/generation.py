@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
 import torch
 
+from falcon_lab.decoding.stopping import Finish, StopCondition
 from falcon_lab.protocols import Acceptance
 from falcon_lab.trees.token_tree import TokenTree
 
-Finish = Literal["eos", "stop", "length", "context"]
-"""Why a generation ended: end-of-sequence token, stop string, ``max_new_tokens``, or the target's
-longest context."""
+__all__ = ["Clock", "Finish", "Generation", "OnRound", "Round", "Seconds", "StopCondition"]
 
 OnRound = Callable[[list[int], int, TokenTree | None, Acceptance | None], None]
 """Called with the tokens that a round added (cut at the end of the text), how many of them were
@@ -53,6 +52,7 @@ class Seconds:
         accept: acceptance rule.
         commit: moving cache rows, the drafter's and the controller's update.
         overhead: the rest of the loop.
+        total: of decoding, the prefill not counted.
     """
 
     prefill: float = 0.0
@@ -61,11 +61,10 @@ class Seconds:
     accept: float = 0.0
     commit: float = 0.0
     overhead: float = 0.0
+    total: float = 0.0
 
-    @property
-    def total(self) -> float:
-        """Decoding: everything but the prefill."""
-        return sum(getattr(self, part.name) for part in fields(self)) - self.prefill
+
+Part = Literal["prefill", "draft", "verify", "accept", "commit", "overhead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +86,24 @@ class Generation:
 
 
 class Clock:
-    """Laps of wall-clock time on a device.
+    """Fills ``seconds``, lap by lap.
 
     Args:
         device: waited for before a lap is taken.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.seconds = Seconds()
         self._cuda = device if device.type == "cuda" else None
         self._last = self._now()
 
-    def lap(self) -> float:
-        """Seconds since the last lap."""
+    def lap(self, part: Part) -> None:
+        """The time since the last lap went into ``part``."""
         before, self._last = self._last, self._now()
-        return self._last - before
+        taken = self._last - before
+        setattr(self.seconds, part, getattr(self.seconds, part) + taken)
+        if part != "prefill":
+            self.seconds.total += taken
 
     def _now(self) -> float:
         if self._cuda is not None:

@@ -1,12 +1,20 @@
-"""Where a text ends."""
+"""Where a text ends.
+
+Shapes: P prompt tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from falcon_lab.decoding.generation import Finish
+from torch import Tensor
+
 from falcon_lab.errors import FalconLabError
+
+Finish = Literal["eos", "stop", "length", "context"]
+"""Why a text ended: end-of-sequence token, stop string, ``max_new_tokens``, or the target's longest
+context."""
 
 
 class StopCondition:
@@ -93,9 +101,9 @@ class Transcript:
 
 
 def begin(
-    prompt: Sequence[int], max_new_tokens: int, max_positions: int, stop: StopCondition
+    prompt: Tensor, max_new_tokens: int, max_positions: int, stop: StopCondition
 ) -> Transcript:
-    """The empty transcript of a prompt's continuation.
+    """The empty transcript of a prompt's continuation; the prompt is ``[P]`` long.
 
     Prompt and continuation together are at most ``max_positions`` tokens.
 
