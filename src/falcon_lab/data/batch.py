@@ -28,5 +28,5 @@ class Batch(NamedTuple):
     loss_mask: Tensor
     documents: Tensor
     positions: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # tuple.index is not wanted here
     features: Tensor | None = None

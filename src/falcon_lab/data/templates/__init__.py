@@ -1,0 +1,1 @@
+"""Templates of Python definitions, from which the generated corpus is composed."""
