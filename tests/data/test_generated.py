@@ -66,7 +66,7 @@ def test_the_tests_in_the_modules_pass() -> None:
 def test_modules_have_three_to_seven_parts_in_the_agreed_length() -> None:
     for text in MODULES:
         assert 3 <= len(text.split("\n\n\n")) <= 9
-        assert 250 <= len(text) <= 1000
+        assert 300 <= len(text) <= 1000
 
 
 def test_a_seed_gives_one_text_for_ever() -> None:

@@ -14,6 +14,8 @@ from falcon_lab.data.templates.scope import Draw, Scope
 from falcon_lab.errors import FalconLabError
 
 SPLITS = ("train", "validation", "heldout")
+SHORTEST = 350
+"""Characters of definitions below which a module goes on past the count it drew."""
 LONGEST = 880
 """Characters that no module's definitions exceed."""
 _RANGE = 2**32
@@ -60,7 +62,7 @@ def generate_module(seed: int) -> str:
     length = scope.draw.number(400, 800)
     for template in _plan(scope.draw, wanted):
         used = sum(len(part) + 3 for part in parts)
-        if len(parts) >= 3 and (used > length or len(parts) == wanted):
+        if len(parts) >= 3 and (used > length or (used > SHORTEST and len(parts) >= wanted)):
             break
         text = _attempt(template, scope, LONGEST - used)
         if text is not None:
