@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from falcon_lab_lookup import LookupConfig
+from falcon_lab_lookup.drafter import LookupDrafter
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation
+
+VOCABULARY = 12
+ROOT = Frontier.root(torch.device("cpu"))
+
+
+def drafter(tokens: list[int], **options: int) -> LookupDrafter:
+    host: Any = SimpleNamespace(vocab_size=VOCABULARY)
+    made = LookupDrafter(LookupConfig(**options), BuildContext(host))
+    made.reset(torch.tensor(tokens[0]))
+    made.observe(Observation(torch.tensor(tokens[1:], dtype=torch.long), None))
+    return made
+
+
+def proposed(made: LookupDrafter, frontier: Frontier = ROOT) -> list[int]:
+    logits = made.draft(frontier).logits
+    assert logits.isfinite().sum(-1).eq(1).all()
+    return [int(token) for token in logits[0].argmax(-1)]
+
+
+def by_scanning(tokens: list[int], max_ngram: int, num_tokens: int) -> list[int]:
+    """The description of the method, read literally."""
+    for length in range(max_ngram, 0, -1):
+        for start in range(len(tokens) - length):
+            behind = start + length
+            fits = behind + num_tokens <= len(tokens)
+            if len(tokens) >= length and tokens[start:behind] == tokens[-length:] and fits:
+                return tokens[behind : behind + num_tokens]
+    return []
+
+
+def test_it_copies_what_followed_the_longest_run() -> None:
+    made = drafter([1, 2, 3, 4, 5, 3, 7, 8, 2, 3], max_ngram=3, num_tokens=2)
+    assert proposed(made) == [4, 5]
+
+
+def test_the_first_of_several_occurrences_counts() -> None:
+    assert proposed(drafter([1, 2, 1, 3, 1], max_ngram=1, num_tokens=1)) == [2]
+
+
+def test_a_match_with_too_little_text_behind_it_gives_way_to_a_shorter_run() -> None:
+    made = drafter([3, 9, 9, 9, 2, 3, 5, 2, 3], max_ngram=2, num_tokens=4)
+    assert proposed(made) == [9, 9, 9, 2]
+
+
+def test_without_a_match_there_are_no_rows() -> None:
+    assert drafter([1, 2, 3], num_tokens=2).draft(ROOT).logits.shape == (1, 0, VOCABULARY)
+
+
+def test_below_its_block_it_has_nothing_to_say() -> None:
+    made = drafter([1, 2, 1, 2, 1], max_ngram=1, num_tokens=2)
+    below = Frontier(torch.tensor([[2, 1]]), torch.tensor([0]))
+    assert made.draft(below).logits.shape == (1, 0, VOCABULARY)
+
+
+def test_a_new_sequence_forgets_the_old_one() -> None:
+    made = drafter([1, 2, 1, 2, 1], max_ngram=1, num_tokens=1)
+    made.reset(torch.tensor(1))
+    assert proposed(made) == []
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    max_ngram=st.integers(1, 4),
+    num_tokens=st.integers(1, 6),
+)
+def test_it_equals_a_literal_scan(tokens: list[int], max_ngram: int, num_tokens: int) -> None:
+    made = drafter(tokens, max_ngram=max_ngram, num_tokens=num_tokens)
+    assert proposed(made) == by_scanning(tokens, max_ngram, num_tokens)
+
+
+def test_it_is_a_drafter_that_needs_no_features() -> None:
+    made = drafter([1], num_tokens=7)
+    assert isinstance(made, Drafter)
+    assert made.block == 7
+    assert made.needs == frozenset()
+
+
+@pytest.mark.parametrize("key", ["max_ngram", "num_tokens"])
+def test_an_option_below_one_is_refused_by_name(key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        LookupConfig(**{key: 0})

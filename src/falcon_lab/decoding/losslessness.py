@@ -1,0 +1,264 @@
+"""Is speculative output the target's own? Greedy equality, and the distance of sampled output.
+
+Shapes: P prompt tokens, S samples, C columns (statistics of one sample), K outcomes of a column,
+R bootstrap resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition
+
+Engine = PlainEngine | SpeculativeEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a greedy text left the plain one.
+
+    Attributes:
+        prompt: index of the prompt.
+        position: first new token that differs, 0-based.
+        plain: plain decoding's token, None where its text had ended.
+        speculative: the other.
+        margin: the target's best logit minus its second best there. Near 0, the order in which a
+            kernel adds decides; anything else is a fault.
+    """
+
+    prompt: int
+    position: int
+    plain: int | None
+    speculative: int | None
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyEquality:
+    """Greedy texts, token for token.
+
+    Attributes:
+        prompts: how many were compared.
+        tokens: tokens of the plain texts.
+        divergences: the first difference of every text that differs.
+    """
+
+    prompts: int
+    tokens: int
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every text is the same."""
+        return not self.divergences
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.passed:
+            return f"greedy output is identical: {self.tokens} tokens over {self.prompts} prompts"
+        first = self.divergences[0]
+        widest = max(divergence.margin for divergence in self.divergences)
+        return (
+            f"greedy output differs on {len(self.divergences)} of {self.prompts} prompts, first at "
+            f"new token {first.position} of prompt {first.prompt} ({first.plain} became "
+            f"{first.speculative}); largest logit margin at a first difference: {widest:.2g}"
+        )
+
+
+def greedy_equality(
+    plain: PlainEngine,
+    speculative: Engine,
+    prompts: Sequence[Tensor],
+    *,
+    max_new_tokens: int,
+    stop: StopCondition,
+) -> GreedyEquality:
+    """Decode every prompt (``[P]`` long) both ways and compare."""
+    tokens = 0
+    divergences = []
+    for index, prompt in enumerate(prompts):
+        generator = torch.Generator(prompt.device).manual_seed(0)
+        ours, theirs = (
+            engine.generate(
+                prompt,
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(),
+                generator=generator,
+                stop=stop,
+            ).tokens
+            for engine in (speculative, plain)
+        )
+        tokens += len(theirs)
+        for position, (right, found) in enumerate(zip_longest(theirs, ours)):
+            if right != found:
+                margin = logit_margin(plain, prompt, theirs[:position])
+                divergences.append(Divergence(index, position, right, found, margin))
+                break
+    return GreedyEquality(len(prompts), tokens, tuple(divergences))
+
+
+@torch.no_grad()
+def logit_margin(plain: PlainEngine, prompt: Tensor, tokens: list[int]) -> float:
+    """The target's best logit minus its second best after ``prompt`` and ``tokens``."""
+    text = torch.cat((prompt, prompt.new_tensor(tokens)))
+    logits = plain.target.prefill(text, plain.target.new_cache(len(text))).logits[-1]
+    best, second = logits.float().topk(2).values.tolist()
+    return float(best - second)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledDistance:
+    """How far sampled speculative output is from the target's own.
+
+    Attributes:
+        samples: S, texts of each prompt in every set.
+        distance: total variation between the speculative sample and a plain one, mean over
+            prompts and columns. It is never 0: two samples of one distribution differ too.
+        floor: the same between two plain samples.
+        interval: bootstrap interval of ``distance - floor``.
+        confidence: of the interval.
+    """
+
+    samples: int
+    distance: float
+    floor: float
+    interval: tuple[float, float]
+    confidence: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the distance can be noise alone: the interval reaches down to 0."""
+        return self.interval[0] <= 0
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        low, high = self.interval
+        where = "within" if self.passed else "OUTSIDE"
+        return (
+            f"sampled output is {where} the noise: total variation "
+            f"{self.distance:.4f}, floor {self.floor:.4f}, excess between {low:.4f} and "
+            f"{high:.4f} ({self.confidence:.0%} bootstrap, {self.samples} samples a prompt)"
+        )
+
+
+def sampled_distance(
+    plain: PlainEngine,
+    speculative: Engine,
+    prompts: Sequence[Tensor],
+    *,
+    sampling: Sampling,
+    stop: StopCondition,
+    samples: int = 500,
+    tokens: int = 4,
+    joint: bool = False,
+    seed: int = 0,
+    confidence: float = 0.99,
+    resamples: int = 500,
+) -> SampledDistance:
+    """Sample continuations both ways and compare their distributions.
+
+    Args:
+        plain: gives two independent sets, whose distance is the noise floor.
+        speculative: gives the third.
+        prompts: ``[P]`` long each.
+        sampling: T > 0.
+        stop: what ends a text; what is missing of an ended text is an outcome like any other.
+        samples: S, of each set and prompt.
+        tokens: new tokens that count.
+        joint: compare all of them at once, which sees more on a vocabulary of a few tokens; else
+            each position by itself. The first token comes from the prompt alone, whatever the
+            drafter does, and is left out then.
+        seed: of everything.
+        confidence: of the interval.
+        resamples: R.
+    """
+    distances, floors, excesses = [], [], []
+    generator = torch.Generator().manual_seed(seed)
+    for index, prompt in enumerate(prompts):
+        sets = []
+        for part, engine in enumerate((speculative, plain, plain)):
+            draws = torch.Generator(prompt.device).manual_seed(seed + 3 * index + part + 1)
+            sets.append(_continuations(engine, prompt, samples, tokens, sampling, draws, stop))
+        columns = _columns(torch.stack(sets), joint)
+        everything = torch.arange(samples)[None]
+        distance, floor = _distances(columns, [everything] * 3)
+        distances.append(distance)
+        floors.append(floor)
+        resampled = [
+            torch.randint(samples, (resamples, samples), generator=generator) for _ in range(3)
+        ]
+        distance, floor = _distances(columns, resampled)
+        excesses.append(distance - floor)
+    excess = torch.stack(excesses).mean(0)
+    tail = (1 - confidence) / 2
+    low, high = excess.quantile(excess.new_tensor([tail, 1 - tail])).tolist()
+    return SampledDistance(
+        samples,
+        float(torch.stack(distances).mean()),
+        float(torch.stack(floors).mean()),
+        (low, high),
+        confidence,
+    )
+
+
+def total_variation(p: Tensor, q: Tensor) -> Tensor:
+    """``[..., K]`` distributions -> ``[...]``, half of the sum of absolute differences."""
+    return (p - q).abs().sum(-1) / 2
+
+
+def _continuations(
+    engine: Engine,
+    prompt: Tensor,
+    samples: int,
+    tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    stop: StopCondition,
+) -> Tensor:
+    """``[S, tokens]`` long; -1 after the end of a text."""
+    rows = torch.full((samples, tokens), -1)
+    for row in rows:
+        text = engine.generate(
+            prompt, max_new_tokens=tokens, sampling=sampling, generator=generator, stop=stop
+        ).tokens
+        row[: len(text)] = torch.tensor(text)
+    return rows
+
+
+def _columns(sets: Tensor, joint: bool) -> list[Tensor]:
+    """``[3, S, tokens]`` -> C columns ``[3, S]`` of outcome numbers 0..K-1."""
+    if joint:
+        flat = sets.flatten(0, 1)
+        return [flat.unique(dim=0, return_inverse=True)[1].view(sets.shape[:2])]
+    positions = range(min(1, sets.shape[2] - 1), sets.shape[2])
+    return [sets[..., position].unique(return_inverse=True)[1] for position in positions]
+
+
+def _distances(columns: list[Tensor], resampled: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Distance and floor ``[R]`` of the samples that ``[R, S]`` indices choose of each set."""
+    distance, floor = torch.zeros(()), torch.zeros(())
+    for column in columns:
+        outcomes = int(column.max()) + 1
+        ours, first, second = (
+            _frequencies(column[part][chosen], outcomes) for part, chosen in enumerate(resampled)
+        )
+        both = total_variation(ours, first) + total_variation(ours, second)
+        distance = distance + both / 2 / len(columns)
+        floor = floor + total_variation(first, second) / len(columns)
+    return distance, floor
+
+
+def _frequencies(outcomes: Tensor, count: int) -> Tensor:
+    """``[R, S]`` outcome numbers -> ``[R, K]`` shares."""
+    shares = torch.zeros(outcomes.shape[0], count)
+    return shares.scatter_add_(1, outcomes, torch.full(outcomes.shape, 1 / outcomes.shape[1]))
