@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["WANDB_MODE"] = "offline"
@@ -17,6 +18,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# The first example pays for imports and warm-up, so time limits would be flaky; the same examples
+# every time make a failure one that everybody sees.
+settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+settings.load_profile("suite")
 
 
 def pytest_runtest_setup() -> None:

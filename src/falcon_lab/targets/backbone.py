@@ -149,8 +149,9 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     listed = getattr(config, "layer_types", None)
     if not listed:
         # Without a list, a window in the configuration holds for every layer.
-        return (SLIDING,) if getattr(config, "sliding_window", None) else (FULL,)
-    kinds = tuple(sorted(set(listed)))
+        listed = [SLIDING] if getattr(config, "sliding_window", None) else [FULL]
+    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo counts rows
+    kinds = tuple(sorted({*listed, "local"} if local else set(listed)))
     if strange := set(kinds) - {FULL, SLIDING}:
         raise FalconLabError(
             f"{config.model_type} has layers of kind {', '.join(sorted(strange))}: a tree of "

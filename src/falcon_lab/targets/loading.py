@@ -236,7 +236,7 @@ def _source(config: TargetConfig) -> dict[str, Any]:
 
 def _refuse(config: TargetConfig, error: Exception) -> Never:
     reason = _line(error)
-    if "trust_remote_code" in reason:
+    if "trust_remote_code" in str(error):
         reason = "it needs code from its repository, which is never run; choose a model that "
         reason += "transformers knows by itself"
     elif not Path(config.name).exists():
