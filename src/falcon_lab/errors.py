@@ -7,3 +7,7 @@ class FalconLabError(Exception):
     The message says what is wrong, where, and what to do; the command line prints it in one line,
     without a traceback, and exits with 2.
     """
+
+
+class PluginWarning(UserWarning):
+    """A plug-in was left out, and why."""

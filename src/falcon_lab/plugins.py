@@ -19,7 +19,7 @@ import pluggy
 
 from falcon_lab import __version__, builtins, hookspecs
 from falcon_lab.components import KINDS, Component, Components, Failure
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.hookspecs import PROJECT, Builder
 
 __all__ = ["KINDS", "Component", "Components", "Failure", "PluginWarning", "load_components"]
@@ -27,10 +27,6 @@ __all__ = ["KINDS", "Component", "Components", "Failure", "PluginWarning", "load
 ALLOW_LIST = "FALCON_LAB_PLUGINS"
 """Environment variable: the only distributions whose plug-ins are loaded, comma-separated. Empty
 leaves the built-ins alone; unset loads everything."""
-
-
-class PluginWarning(UserWarning):
-    """A plug-in that was left out."""
 
 
 def load_components() -> Components:

@@ -1,0 +1,252 @@
+"""The command line: ``falcon-lab`` and ``python -m falcon_lab``.
+
+Arguments are checked here, before anything heavy is imported; what a command does stands in
+``falcon_lab.commands``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import click
+
+from falcon_lab import __version__
+from falcon_lab.errors import FalconLabError, PluginWarning
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+"""What a shell gives a command that Ctrl-C ended."""
+
+
+class MendableError(click.ClickException):
+    """A ``FalconLabError`` on its way out: one line, exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message on stderr."""
+        click.echo(f"falcon-lab: {self.format_message()}", err=True)
+
+
+class Commands(click.Group):
+    """Turns what the user can mend, and Ctrl-C, into a line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except FalconLabError as error:
+            raise MendableError(" ".join(str(error).split())) from error
+        except KeyboardInterrupt:
+            interrupted(ctx)
+        except SystemExit as leaving:
+            # Lightning's Trainer catches Ctrl-C itself and leaves with 1.
+            if isinstance(leaving.__context__, KeyboardInterrupt):
+                interrupted(ctx)
+            raise
+
+
+def interrupted(ctx: click.Context) -> None:
+    """Say how to go on after Ctrl-C, and leave with the shell's code for it."""
+    again = "; the same command goes on where it stopped"
+    click.echo(
+        f"\nfalcon-lab: interrupted{again if ctx.invoked_subcommand == 'run' else ''}", err=True
+    )
+    ctx.exit(INTERRUPTED)
+
+
+PASS_OVERRIDES = {"ignore_unknown_options": True}
+"""``--tree.depth=6`` is an override, not an option."""
+
+overrides_argument = click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="falcon-lab")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Train speculative-decoding drafters and measure them honestly."""
+    ctx.with_resource(warnings.catch_warnings())
+    warnings.simplefilter("once", PluginWarning)
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, PluginWarning):  # a line for the user, no line of our source
+            click.echo(f"falcon-lab: warning: {message}", err=True)
+        else:
+            others(message, category, *place, **more)
+
+    warnings.showwarning = show
+
+
+@main.command(context_settings=PASS_OVERRIDES)
+@click.argument("experiment", type=click.Path(path_type=Path))
+@overrides_argument
+@click.option("--dry-run", is_flag=True, help="Print the resolved experiment and stop.")
+def run(experiment: Path, overrides: Sequence[str], dry_run: bool) -> None:
+    """Train and measure what the YAML says: EXPERIMENT.yaml [key=value ...]."""
+    from falcon_lab.config import dump, load_experiment, variants
+
+    everything = variants(experiment, overrides)
+    if dry_run:
+        click.echo(dump(load_experiment(experiment, overrides)), nl=False)
+        return
+    from falcon_lab.commands.run import run_all
+
+    run_all(everything, announce)
+
+
+@main.command(context_settings=PASS_OVERRIDES)
+@click.argument("what", type=click.Path(path_type=Path))
+@overrides_argument
+def evaluate(what: Path, overrides: Sequence[str]) -> None:
+    """Measure WHAT is there: a saved drafter's folder, a run's folder, or an experiment's YAML."""
+    if not what.exists():
+        raise FalconLabError(
+            f"{what}: no such file or folder; name a saved drafter, a run or a YAML"
+        )
+    if what.is_dir():
+        from falcon_lab.commands.evaluate import evaluate_folder
+
+        evaluate_folder(what, overrides, announce)
+        return
+    from falcon_lab.config import variants
+
+    everything = variants(what, ["stages=[evaluate, report]", *overrides])
+    from falcon_lab.commands.run import run_all
+
+    run_all(everything, announce)
+
+
+def engine_options(command: F) -> F:
+    """Options that name a target, a drafter and a tree; the rest are overrides."""
+    for decorator in (
+        overrides_argument,
+        click.option(
+            "--drafter", type=click.Path(path_type=Path), help="A saved drafter's folder."
+        ),
+        click.option("--target", help="A built-in target, a hub id or a folder."),
+        click.option("--tree", help="A tree builder's name; its options as tree.depth=6."),
+        click.option("--temperature", type=float, help="0 is greedy."),
+        click.option("--max-new-tokens", type=int),
+        click.option("--seed", type=int),
+    ):
+        command = decorator(command)
+    return command
+
+
+def engine_overrides(options: dict[str, Any]) -> list[str]:
+    """``engine_options`` in the words of a configuration, where they are checked."""
+    keys = {
+        "target": "target.name",
+        "tree": "tree.name",
+        "temperature": "evaluation.temperature",
+        "max_new_tokens": "evaluation.max_new_tokens",
+        "seed": "evaluation.seed",
+    }
+    given = [f"{key}={options[name]}" for name, key in keys.items() if options[name] is not None]
+    return [*given, *options["overrides"]]
+
+
+@main.command(context_settings=PASS_OVERRIDES)
+@engine_options
+@click.option("--prompt", help="The text to go on from; read from stdin when left out.")
+@click.option("--no-color", is_flag=True, help="Do not colour accepted draft tokens.")
+def generate(drafter: Path | None, prompt: str | None, no_color: bool, **options: Any) -> None:
+    """Continue a prompt as it is decoded, accepted draft tokens coloured, speed and τ at the end.
+
+    Without --drafter, decode plainly, or with the training-free drafter of drafter.name=NAME.
+    Other options are overrides of a configuration, such as tree.depth=6 or evaluation.top_p=0.9.
+    """
+    from falcon_lab.commands.settings import decoding_experiment
+
+    experiment = decoding_experiment(drafter, engine_overrides(options))
+    text = prompt if prompt is not None else click.get_text_stream("stdin").read()
+    if not text.strip():
+        raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
+    from falcon_lab.commands.generate import generate_text
+
+    generate_text(experiment, drafter, text, options["overrides"], color=wants_color(no_color))
+
+
+@main.command(context_settings=PASS_OVERRIDES)
+@engine_options
+@click.option("--prompts", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--samples", type=click.IntRange(20), default=200, show_default=True, help="For each prompt."
+)
+def check(drafter: Path | None, prompts: int, samples: int, **options: Any) -> None:
+    """Test whether a drafter is lossless on this target with this tree and rule; exit 1 if not.
+
+    Greedy: the same tokens as plain decoding, prompt by prompt. Sampled: total variation from the
+    target's own continuations, beside the noise floor that two runs of the target have.
+    """
+    from falcon_lab.commands.settings import decoding_experiment
+
+    experiment = decoding_experiment(drafter, engine_overrides(options))
+    from falcon_lab.commands.check import is_lossless
+
+    lossless = is_lossless(
+        experiment, drafter, options["overrides"], prompts=prompts, samples=samples
+    )
+    click.get_current_context().exit(0 if lossless else 1)
+
+
+@main.command()
+@click.option("--strict", is_flag=True, help="Exit with 1 when a plug-in did not load.")
+@click.pass_context
+def plugins(ctx: click.Context, strict: bool) -> None:
+    """List every component with its options, and what did not load, as JSON."""
+    from dataclasses import asdict
+
+    from falcon_lab.plugins import load_components
+
+    components = load_components()
+    failures = [asdict(failure) for failure in components.failures]
+    listing = {"components": components.listing(), "failures": failures}
+    click.echo(json.dumps(listing, indent=2, default=str))
+    ctx.exit(1 if strict and failures else 0)
+
+
+@main.command()
+def doctor() -> None:
+    """Say what is installed, what it can use, and what to mend."""
+    from falcon_lab.doctor import examine
+
+    for finding in examine():
+        click.echo(str(finding))
+
+
+@main.command("view-data", context_settings=PASS_OVERRIDES)
+@click.argument("what")
+@overrides_argument
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--no-color", is_flag=True, help="Mark the loss with [[ ]] in place of colour.")
+def view_data(what: str, overrides: Sequence[str], samples: int, no_color: bool) -> None:
+    """Show samples of WHAT (an experiment's YAML or a corpus), tokens in the loss coloured."""
+    from falcon_lab.config import load_experiment
+
+    is_yaml = what.endswith((".yaml", ".yml"))
+    own = overrides if is_yaml else [f"data.corpus={what}", *overrides]
+    experiment = load_experiment(what if is_yaml else None, own)
+    from falcon_lab.commands.view_data import show_samples
+
+    show_samples(experiment, samples, color=wants_color(no_color))
+
+
+def wants_color(refused: bool) -> bool:
+    """Whether to colour: not on request, in a pipe, or where NO_COLOR says so."""
+    return not refused and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def announce(line: str) -> None:
+    """Tell the user; only the first process of a distributed run speaks."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
+        click.echo(line)
