@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from falcon_lab.evaluation.rows import PromptRow, RoundColumns, Times, TurnRow
 from falcon_lab.schema import EvaluationConfig
 
 if TYPE_CHECKING:
-    from falcon_lab.decoding.generation import Generation, StopCondition
+    from falcon_lab.decoding.generation import Generation
+    from falcon_lab.decoding.stopping import StopCondition
 
 PLAIN = "plain"
 HF_GENERATE = "HF generate"
@@ -185,11 +186,17 @@ class _Session:
         return TurnRow(
             prompt_tokens=tokens.shape[0],
             tokens=[int(token) for token in out.tokens],
-            text=prompt.text(out.tokens),
+            text=self._text(prompt, out.tokens),
             finish=out.finish,
             times=Times(wall) if getattr(engine, "opaque", False) else _times(wall, out),
             rounds=_columns(out),
         )
+
+    def _text(self, prompt: EncodedPrompt, tokens: list[int]) -> str:
+        """The answer; what a stop string cuts off is left out."""
+        if self.stop.strings:
+            return self.stop.text(tokens)
+        return prompt.text(tokens)
 
     def rows(self, name: str) -> list[PromptRow]:
         """The method's row of every prompt."""
@@ -288,7 +295,7 @@ def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[st
     if on_progress is not None:
         yield _counting(on_progress, total)
         return
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     with tqdm(total=total, desc="evaluate", unit="answer") as bar:
         started = False
@@ -312,8 +319,3 @@ def _counting(on_progress: Progress, total: int) -> Callable[[str], None]:
         done += 1
 
     return report
-
-
-def measured(measurement: Measurement) -> list[dict[str, Any]]:
-    """All rows as plain dicts, method by method, for ``results.json``."""
-    return [row.as_dict() for rows in measurement.rows.values() for row in rows]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.stopping import StopCondition, begin
+
 if TYPE_CHECKING:
-    from falcon_lab.decoding.generation import Generation, StopCondition
     from falcon_lab.decoding.sampling import Sampling
 
 
@@ -20,16 +22,19 @@ class HfGenerate:
 
     Whatever generation defaults a checkpoint brings along (repetition penalties, beams, its own
     top-k) are set to neutral, so that it writes what plain decoding writes.
+
+    Args:
+        target: a ``Target``; its ``model``, ``tokenizer``, ``eos_ids`` and ``max_positions`` are
+            used.
     """
 
-    label = "HF generate"
     lossless = True
-    opaque = True  # only its wall time is known
+    opaque = True  # nothing but its wall time is known
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def generate(
         self,
         prompt: Tensor,
@@ -39,47 +44,32 @@ class HfGenerate:
         generator: torch.Generator,
         stop: StopCondition,
     ) -> Generation:
-        """Continue ``prompt`` (``[P]`` long). Prefill and decoding are not told apart."""
-        from falcon_lab.decoding.generation import Generation, Seconds
+        """Continue ``prompt`` (``[P]`` long). There are no rounds, and no times inside.
 
-        room = min(max_new_tokens, self.target.max_positions - prompt.shape[0])
-        tokens: list[int] = []
-        if room > 0:
-            tokens = self._call(prompt, room, sampling, generator, stop)
-        tokens, finish = self._cut(tokens, stop, short=room < max_new_tokens)
-        nothing = Seconds(
-            prefill=0.0, draft=0.0, verify=0.0, accept=0.0, commit=0.0, overhead=0.0, total=0.0
-        )
-        return Generation(tokens=tokens, finish=finish, rounds=[], seconds=nothing)
-
-    def _call(
-        self,
-        prompt: Tensor,
-        room: int,
-        sampling: Sampling,
-        generator: torch.Generator,
-        stop: StopCondition,
-    ) -> list[int]:
+        Raises:
+            FalconLabError: the prompt is empty or longer than the target's context.
+        """
+        transcript = begin(prompt, max_new_tokens, self.target.max_positions, stop)
         ids = prompt[None]
-        devices = [prompt.device] if prompt.is_cuda else []
         strings: dict[str, Any] = {}
         if stop.strings:
-            strings = {"stop_strings": list(stop.strings), "tokenizer": self.target.tokenizer}
+            strings = {"stop_strings": list(stop.strings), "tokenizer": stop.tokenizer}
         # generate draws from the global generator: lend it our seed and put its state back.
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([prompt.device] if prompt.is_cuda else []):
             torch.manual_seed(generator.initial_seed())
             out = self.target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=self._config(room, sampling),
+                generation_config=self._config(transcript.remaining, sampling, stop),
                 **strings,
             )
-        return [int(token) for token in out[0, prompt.shape[0] :].tolist()]
+        transcript.extend(out[0, prompt.shape[0] :].tolist())
+        return Generation(transcript.tokens, transcript.finish or "length")
 
-    def _config(self, room: int, sampling: Sampling) -> Any:
+    def _config(self, room: int, sampling: Sampling, stop: StopCondition) -> Any:
         from transformers import GenerationConfig
 
-        eos = sorted(self.target.eos_ids)
+        eos = sorted(stop.eos_ids)
         drawing = {}
         if not sampling.greedy:
             drawing = {
@@ -91,7 +81,8 @@ class HfGenerate:
             max_new_tokens=room,
             do_sample=not sampling.greedy,
             use_cache=True,
-            eos_token_id=eos or None,
+            # An id that cannot be written stands for "no EOS": None would bring back the model's.
+            eos_token_id=eos or [-1],
             pad_token_id=eos[0] if eos else 0,
             num_beams=1,
             repetition_penalty=1.0,
@@ -99,6 +90,3 @@ class HfGenerate:
             typical_p=1.0,
             **drawing,
         )
-
-    def _cut(self, tokens: list[int], stop: StopCondition, *, short: bool) -> tuple[list[int], str]:
-        raise NotImplementedError

@@ -64,8 +64,11 @@ class Times:
     overhead: float | None = None
 
     def __add__(self, other: Times) -> Times:
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(Times))
-        return Times(*(None if None in (a, b) else a + b for a, b in pairs))
+        inside = {}
+        for part in (f.name for f in fields(Times) if f.name != "wall"):
+            mine, yours = getattr(self, part), getattr(other, part)
+            inside[part] = None if mine is None or yours is None else mine + yours
+        return Times(wall=self.wall + other.wall, **inside)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def build_results(
     headline: str | None = None,
     labels: Mapping[str, str] | None = None,
     left_out: Mapping[str, str] | None = None,
+    trees: Sequence[Mapping[str, Any]] = (),
     command: str | None = None,
     source: Path | None = None,
 ) -> dict[str, Any]:
@@ -51,15 +52,17 @@ def build_results(
         hardware: from ``provenance.hardware``, asked for while the threads were set.
         components: method -> kind -> name, distribution and version.
         headline: the method that the first sentence of the report and the sweep's metric are
-            about; None takes the fastest lossless one.
+            about; None takes the fastest lossless one of those that use the run's own drafter, if
+            any does.
         labels: method -> what it is, in a few words.
         left_out: method -> why it was not measured.
+        trees: drawn trees, from ``TreeRecorder``.
         command: what was typed; None asks Python.
         source: the experiment's file; its folder is asked for the git state.
     """
     summaries = metrics.summaries(measurement.rows, measurement.lossless)
     if headline is None:
-        headline = _fastest(summaries)
+        headline = _fastest(summaries, _own_methods(experiment))
     elif headline not in summaries:
         raise ValueError(f"headline method {headline!r} was not measured")
     return {
@@ -80,15 +83,23 @@ def build_results(
         "left_out": dict(left_out or {}),
         "methods": {name: asdict(summary) for name, summary in summaries.items()},
         "comparisons": [asdict(found) for found in metrics.comparisons(measurement.rows)],
+        "trees": [dict(tree) for tree in trees],
         "rows": [row.as_dict() for rows in measurement.rows.values() for row in rows],
     }
 
 
-def _fastest(summaries: Mapping[str, metrics.MethodSummary]) -> str | None:
-    rivals = [s for n, s in summaries.items() if n not in (PLAIN, HF_GENERATE)]
-    honest = [s for s in rivals if s.lossless] or rivals
-    best = max(honest, key=lambda s: s.tokens_per_second, default=None)
+def _fastest(summaries: Mapping[str, metrics.MethodSummary], own: Sequence[str]) -> str | None:
+    rivals = [s for name, s in summaries.items() if name not in (PLAIN, HF_GENERATE)]
+    rivals = [s for s in rivals if s.method in own] or rivals
+    rivals = [s for s in rivals if s.lossless] or rivals
+    best = max(rivals, key=lambda s: s.tokens_per_second, default=None)
     return best.method if best else None
+
+
+def _own_methods(experiment: Mapping[str, Any]) -> list[str]:
+    """Methods that use the drafter which the run itself trained."""
+    methods = (experiment.get("evaluation") or {}).get("methods") or {}
+    return [n for n, m in methods.items() if not (m.get("drafter") or m.get("drafter_path"))]
 
 
 def _seeds(experiment: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,404 @@
+"""``report.html``: one file that opens anywhere, without network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from falcon_lab.evaluation.metrics import DEFINITIONS
+from falcon_lab.evaluation.table import (
+    NOTHING,
+    identical_text,
+    number,
+    percent,
+    warnings,
+)
+from falcon_lab.reporting import plots
+from falcon_lab.reporting.results import HF_GENERATE, PLAIN, rows_of, write_atomically
+from falcon_lab.reporting.tree_drawing import draw_svg
+
+EXAMPLES = 3
+NAMES = {
+    "tokens_per_second": "tokens/s",
+    "decode_tokens_per_second": "tokens/s, decoding",
+    "speedup": "speed-up",
+    "tau": "τ",
+    "tau_draft": "τ draft",
+    "alpha": "α",
+    "acceptance": "acceptance at i",
+    "acceptance_conditional": "… given i-1",
+    "nodes_per_round": "nodes",
+    "passes_per_round": "passes",
+    "time_split": "time split",
+    "identical_share": "identical",
+    "divergence_rate": "divergence rate",
+    "largest_margin": "widest margin",
+    "distinct": "distinct tokens",
+}
+"""Metric -> what the report calls it."""
+
+
+def write_report(
+    folder: Path,
+    results: Mapping[str, Any],
+    history: list[dict[str, Any]],
+    trees: Sequence[Mapping[str, Any]],
+) -> Path:
+    """Write ``folder/report.html``.
+
+    Args:
+        folder: of the run.
+        results: the content of ``results.json``.
+        history: training curves, from ``read_history``; empty when nothing was trained.
+        trees: from ``TreeRecorder``; each is drawn.
+
+    Raises:
+        FalconLabError: when the file cannot be written.
+    """
+    return write_atomically(folder / "report.html", render(results, history, trees))
+
+
+def render(
+    results: Mapping[str, Any],
+    history: list[dict[str, Any]],
+    trees: Sequence[Mapping[str, Any]],
+) -> str:
+    """The whole page."""
+    title = (results["experiment"].get("report") or {}).get("title") or results["name"] or "run"
+    style = files("falcon_lab.reporting").joinpath("report.css").read_text(encoding="utf-8")
+    body = "\n".join(
+        (
+            _header(results, str(title)),
+            _banner(results),
+            _comparison(results),
+            _work(results),
+            _training(history),
+            _trees(trees),
+            _examples(results),
+            _protocol(results),
+            _definitions(),
+            _provenance(results),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(str(title))} · falcon-lab</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+# --- the top ------------------------------------------------------------------------------------
+
+
+def _header(results: Mapping[str, Any], title: str) -> str:
+    return (
+        f'<header><p class="kicker">falcon-lab · {escape(title)} · '
+        f"{escape(results['date'][:10])}</p>\n<h1>{escape(headline(results))}</h1>\n"
+        f'<p class="lead">{escape(hardware_sentence(results))}</p></header>'
+    )
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """One sentence with the measured figure and no more than it supports."""
+    name = results["headline"]
+    target = (results["target"] or {}).get("name") or "the target"
+    if name is None or results["methods"][name]["speedup"] is None:
+        return f"No speed-up was measured for {target}."
+    s = results["methods"][name]
+    speedup = s["speedup"]
+    text = f"{name} decodes {target} at {speedup['ratio']:.2f}× the speed of plain decoding"
+    if speedup["low"] is None:
+        return f"{text} on one prompt, which gives no interval."
+    text += f" (95 % interval {speedup['low']:.2f}–{speedup['high']:.2f})"
+    if not s["lossless"]:
+        return f"{text}, with a lossy rule."
+    if s["identical_share"] is None:
+        return f"{text}, drawing from the target's own distribution."
+    if s["identical_share"] < 1:
+        return f"{text}, but not with the same output everywhere."
+    return f"{text}, with the same output."
+
+
+def hardware_sentence(results: Mapping[str, Any]) -> str:
+    """Where the figures come from, in a line."""
+    h, s = results["hardware"], results["methods"]
+    machine = h.get("gpu") or f"{h['cpu']}, {h['threads']} of {h['cores']} cores"
+    prompts = max((summary["prompts"] for summary in s.values()), default=0)
+    evaluation = results["experiment"].get("evaluation") or {}
+    temperature = evaluation.get("temperature") or 0
+    mode = "greedy" if not temperature else f"temperature {temperature:g}"
+    dtype = str(h.get("dtype") or "").removeprefix("torch.")
+    return f"Measured on {machine}, {dtype}, one sequence at a time, {mode}, {prompts} prompts."
+
+
+def _banner(results: Mapping[str, Any]) -> str:
+    found = warnings(results)
+    if found:
+        items = "".join(f"<li>{escape(line)}</li>" for line in found)
+        return f'<div class="warning"><strong>Read this first</strong><ul>{items}</ul></div>'
+    quality = (results["target"] or {}).get("quality")
+    judged = any(s["identical_share"] is not None for s in results["methods"].values())
+    said = ["Every method wrote plain decoding's tokens, on every prompt."] if judged else []
+    if quality:
+        said.append(f"The target passed its quality gate: {quality['verdict'].rstrip('.')}.")
+    return f'<div class="fine">{escape(" ".join(said))}</div>' if said else ""
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def _figure(svg: str, caption: str) -> str:
+    if not svg:
+        return ""
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def table(head: Sequence[str], rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
+    """An HTML table of cells that are HTML already; each row says whether it is the headline."""
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    lines = [
+        f"<tr{' class=headline' if marked else ''}>"
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "</tr>"
+        for marked, cells in rows
+    ]
+    body = "\n".join(lines)
+    return (
+        f'<div class="scroll"><table><thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n'
+        "</tbody></table></div>"
+    )
+
+
+def _method_cell(results: Mapping[str, Any], name: str) -> str:
+    label = results["labels"].get(name, "")
+    lossy = "" if results["methods"][name]["lossless"] else '<span class="tag">lossy</span>'
+    small = f"<small>{escape(label)}</small>" if label else ""
+    return f"{escape(name)}{lossy}{small}"
+
+
+def _speedup_cell(s: Mapping[str, Any]) -> str:
+    speedup = s["speedup"]
+    if speedup is None:
+        return NOTHING
+    text = f"{speedup['ratio']:.2f}×"
+    if speedup["low"] is None:
+        return text
+    return f"{text} <small>{speedup['low']:.2f}–{speedup['high']:.2f}</small>"
+
+
+def _comparison(results: Mapping[str, Any]) -> str:
+    rows = []
+    for name, s in results["methods"].items():
+        cells = (
+            _method_cell(results, name),
+            number(s["tokens_per_second"], 1),
+            number(s["decode_tokens_per_second"], 1),
+            _speedup_cell(s),
+            number(s["tau"], 2),
+            number(s["tau_draft"], 2),
+            NOTHING if s["alpha"] is None else f"{100 * s['alpha']:.1f} %",
+            escape(identical_text(s)),
+            f"{100 * s['distinct']:.0f} %",
+        )
+        rows.append((name == results["headline"], cells))
+    head = (
+        "method",
+        "tokens/s",
+        "decoding<br>tokens/s",
+        "speed-up<br>95 % interval",
+        "τ",
+        "τ draft",
+        "α",
+        "identical<br>output",
+        "distinct<br>tokens",
+    )
+    return (
+        f"<h2>Comparison</h2>\n{table(head, rows)}\n"
+        '<p class="note">τ counts the target’s own token of every round, τ draft does not. '
+        f"{escape(_faster(results))}</p>\n{_left_out(results)}"
+        + _figure(
+            plots.speedups(results["methods"]),
+            "Bars: ratio of total time per token. Whiskers: paired bootstrap over prompts.",
+        )
+    )
+
+
+def _faster(results: Mapping[str, Any]) -> str:
+    """What the paired intervals say about the headline method and its rivals."""
+    name, said = results["headline"], []
+    for found in results["comparisons"]:
+        if name not in (found["method"], found["than"]) or PLAIN in (
+            found["method"],
+            found["than"],
+        ):
+            continue
+        s = found["speedup"]
+        interval = "" if s["low"] is None else f" ({s['low']:.2f}–{s['high']:.2f})"
+        verb = "is faster than" if found["faster"] else "is not clearly faster than"
+        said.append(f"{found['method']} {verb} {found['than']}: {s['ratio']:.2f}×{interval}.")
+    return " ".join(said)
+
+
+def _left_out(results: Mapping[str, Any]) -> str:
+    lines = [f"{name}: {why}" for name, why in results["left_out"].items()]
+    return f'<p class="note">Left out — {escape("; ".join(lines))}</p>' if lines else ""
+
+
+def _work(results: Mapping[str, Any]) -> str:
+    methods = results["methods"]
+    rows = []
+    for name, s in methods.items():
+        split = s["time_split"]
+        if split is None:
+            continue
+        parts = ("draft", "verify", "accept_commit", "overhead")
+        cells = (
+            _method_cell(results, name),
+            *(f"{split[part]:.0f} %" for part in parts),
+            number(s["nodes_per_round"], 1),
+            number(s["passes_per_round"], 1),
+            str(s["rounds"]),
+            " ".join(percent(share) for share in s["acceptance"]) or NOTHING,
+        )
+        rows.append((name == results["headline"], cells))
+    head = (
+        "method",
+        "draft",
+        "verify",
+        "accept +<br>commit",
+        "overhead",
+        "nodes<br>per round",
+        "passes<br>per round",
+        "rounds",
+        "accepted at 1, 2, … %",
+    )
+    return (
+        f"<h2>Where the speed comes from</h2>\n{table(head, rows) if rows else ''}\n"
+        + _figure(
+            plots.time_split(methods),
+            f"Time per new token. Nothing is known of what happens inside {HF_GENERATE}.",
+        )
+        + _figure(plots.acceptance(methods), "Acceptance by position of the draft token.")
+        + _figure(
+            plots.accepted_histograms(methods),
+            "A round adds one token more than it accepts: the target's own.",
+        )
+    )
+
+
+def _training(history: list[dict[str, Any]]) -> str:
+    svg = plots.training_curves(history)
+    if not svg:
+        return ""
+    return "<h2>Training</h2>\n" + _figure(svg, "Lines: training. Dots: validation.")
+
+
+def _trees(trees: Sequence[Mapping[str, Any]]) -> str:
+    if not trees:
+        return ""
+    drawn = "".join(
+        f'<figure><div class="tree">{draw_svg(tree)}</div>'
+        f"<figcaption>{escape(_about(tree))}</figcaption></figure>"
+        for tree in trees
+    )
+    return (
+        "<h2>A round, drawn</h2>\n<p>Every box is a token that the target read in one forward "
+        "pass. The green path was accepted; the dashed box is the target’s own token after it. "
+        f"Spaces show as ·, line ends as ↵, tabs as ⇥.</p>\n{drawn}"
+    )
+
+
+def _about(tree: Mapping[str, Any]) -> str:
+    drafted, accepted = len(tree["tokens"]) - 1, len(tree["accepted"]) - 1
+    text = f"{drafted} draft tokens, {accepted} accepted"
+    where = [f"{k} {tree[k]}" for k in ("method", "prompt", "round") if tree.get(k) is not None]
+    return f"{text} — {', '.join(where)}" if where else text
+
+
+# --- outputs ------------------------------------------------------------------------------------
+
+
+def _examples(results: Mapping[str, Any]) -> str:
+    name = results["headline"]
+    if name is None or PLAIN not in results["methods"]:
+        return ""
+    pairs = list(zip(rows_of(results, PLAIN), rows_of(results, name), strict=True))
+    # Answers that differ come first: they are what a reader looks for.
+    pairs.sort(key=lambda pair: pair[1].identical is not False)
+    shown = []
+    for plain, other in pairs[:EXAMPLES]:
+        verdict = {True: "identical", False: "different", None: "drawn independently"}
+        answers = "".join(
+            f"<div><h4>{escape(row.method)} · {len(row.tokens)} tokens · "
+            f"{1000 * row.times.wall:.0f} ms · ends by {escape(row.turns[-1].finish)}</h4>"
+            + "".join(f"<pre>{escape(turn.text)}</pre>" for turn in row.turns)
+            + "</div>"
+            for row in (plain, other)
+        )
+        shown.append(
+            f"<details open><summary>{escape(plain.prompt)} ({escape(plain.category)}): "
+            f'{verdict[other.identical]}</summary><div class="pair">{answers}</div></details>'
+        )
+    return "<h2>Outputs</h2>\n" + "\n".join(shown)
+
+
+# --- how and with what --------------------------------------------------------------------------
+
+
+def _list(items: Mapping[str, Any]) -> str:
+    lines = [f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in items.items()]
+    return f"<dl>{''.join(lines)}</dl>"
+
+
+def _protocol(results: Mapping[str, Any]) -> str:
+    protocol = results["protocol"]
+    count = len(results["methods"])
+    return (
+        "<h2>How it was measured</h2>\n<p>"
+        f"All {count} methods ran in one process on the same prompts, one sequence at a time. "
+        f"After a warm-up on {protocol['warmup']} prompt(s), {protocol['repeats']} pass(es) were "
+        "timed. On every prompt all methods took their turn before the next prompt came, and who "
+        "went first moved on by one each time. Each prompt counts with its median pass. Plain "
+        "decoding uses the same loop, cache and kernels as the speculative methods; Hugging Face "
+        "generate stands beside it for reference and is not what speed-ups are measured against. "
+        "Intervals resample prompts, keeping the methods’ times on a prompt together.</p>"
+    )
+
+
+def _definitions() -> str:
+    return "<h2>What the figures mean</h2>\n" + _list(
+        {NAMES[key]: text for key, text in DEFINITIONS.items()}
+    )
+
+
+def _provenance(results: Mapping[str, Any]) -> str:
+    h, git, target = results["hardware"], results["git"], results["target"] or {}
+    commit = "not in a git repository"
+    if git:
+        commit = git["commit"] + (", with uncommitted changes" if git["dirty"] else "")
+    facts = {
+        "target": f"{target.get('name')} (revision {target.get('revision')}, fingerprint "
+        f"{target.get('fingerprint')})",
+        "command": results["command"],
+        "date": results["date"],
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in results["seeds"].items()),
+        "machine": f"{h['cpu']}, {h['cores']} cores, {h['system']}",
+        "GPU": h["gpu"] or "none",
+        "threads": h["threads"],
+        "load": f"{h['load']} processes in the last minute" if h["load"] is not None else "unknown",
+        "dtype": h["dtype"],
+        "git": commit,
+        "versions": ", ".join(f"{k} {v}" for k, v in results["versions"].items() if v),
+    }
+    experiment = json.dumps(results["experiment"], indent=2, ensure_ascii=False, default=str)
+    components = json.dumps(results["components"], indent=2, ensure_ascii=False, default=str)
+    return (
+        f"<h2>Provenance</h2>\n{_list(facts)}\n"
+        f"<details><summary>Resolved experiment</summary><pre>{escape(experiment)}</pre></details>"
+        f"<details><summary>Components</summary><pre>{escape(components)}</pre></details>"
+    )
