@@ -1,0 +1,177 @@
+"""Corpora by one word: generated modules, the standard library, files of text, files of chats.
+
+Every corpus has three disjoint splits. Which one a document is in depends on its identity alone,
+never on the order in which files are found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from falcon_lab.data.chats import read_samples
+from falcon_lab.data.generated import SPLITS, generate_modules
+from falcon_lab.data.sources import read_text, standard_library, text_files
+from falcon_lab.errors import FalconLabError
+
+SECTION = 8000
+"""Characters after which a file of text is cut at the next empty line."""
+_ENDLESS = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text or a chat.
+
+    Attributes:
+        id: unique in its corpus.
+        text: the text, or None for a chat.
+        messages: ``{"role": …, "content": …}`` turn by turn, or None for a text.
+        source: where it comes from, ``file:line`` or a file, for error messages.
+    """
+
+    id: str
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    source: str = ""
+
+
+def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) -> Iterator[Document]:
+    """The documents of one split, in an order that depends on ``seed`` alone.
+
+    Args:
+        name: ``generated``, ``stdlib``, a folder or file of text, or a JSONL of chats or texts.
+        split: ``train``, ``validation`` or ``heldout``.
+        limit: documents at the most; None is all of them (``generated`` has 2^32).
+        seed: chooses the generated documents, or the order of the others.
+
+    Raises:
+        FalconLabError: no such split or path, nothing to read there, or a line that is no sample.
+    """
+    if split not in SPLITS:
+        raise FalconLabError(f"no split {split!r}; choose one of {', '.join(SPLITS)}")
+    if limit is not None and limit < 1:
+        raise FalconLabError(f"corpus {name}: at least 1 document is needed, asked for {limit}")
+    if name == "generated":
+        count = _ENDLESS if limit is None else limit
+        texts = enumerate(generate_modules(split, count, seed))
+        ids = ((f"generated/{split}/{seed}/{number}", text) for number, text in texts)
+        return (Document(name, text=text, source=name) for name, text in ids)
+    if name == "stdlib":
+        chosen = _by_threshold(standard_library(), split)
+        files = sorted(chosen, key=lambda item: digest(f"{seed}:{item[0]}"))
+        return islice((_file(*item, "stdlib") for item in files), limit)
+    documents = sorted(_by_rank(_read(Path(name)), split, name), key=_shuffled(seed))
+    return iter(documents[:limit])
+
+
+def corpus_fingerprint(name: str) -> str:
+    """Sixteen hex digits that change when the documents of a corpus do.
+
+    Raises:
+        FalconLabError: no such path.
+    """
+    if name == "generated":
+        parts: Iterable[bytes] = (text.encode() for text in generate_modules("train", 64))
+    elif name == "stdlib":
+        sizes = (f"{path}:{file.stat().st_size}" for path, file in standard_library())
+        parts = (text.encode() for text in (platform.python_version(), *sizes))
+    else:
+        parts = (file.read_bytes() for file in _files(Path(name)))
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part).digest())
+    return whole.hexdigest()[:16]
+
+
+def digest(text: str) -> str:
+    """A hash that is the same everywhere."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _shuffled(seed: int) -> Callable[[Document], str]:
+    return lambda document: digest(f"{seed}:{document.id}")
+
+
+def _by_threshold(files: Iterable[tuple[str, Path]], split: str) -> list[tuple[str, Path]]:
+    """About 90, 5 and 5 percent of the files, by a hash of the relative path."""
+
+    def split_of(path: str) -> str:
+        share = int(digest(path)[:8], 16) / 2**32
+        return "train" if share < 0.9 else "validation" if share < 0.95 else "heldout"
+
+    return [(path, file) for path, file in files if split_of(path) == split]
+
+
+def _by_rank(documents: list[Document], split: str, name: str) -> list[Document]:
+    """5 percent each, but at least one, for validation and held-out, by a hash of the identity."""
+    if len(documents) < len(SPLITS):
+        raise FalconLabError(
+            f"{name}: {len(documents)} document(s) found; at least 3 are needed, one each for "
+            "training, validation and held-out"
+        )
+    ranked = sorted(documents, key=lambda document: digest(document.id))
+    share = max(1, len(ranked) // 20)
+    parts = {
+        "validation": ranked[:share],
+        "heldout": ranked[share : 2 * share],
+        "train": ranked[2 * share :],
+    }
+    return parts[split]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise FalconLabError(
+            f"no corpus {str(path)!r}: it is neither generated nor stdlib, and no such file or "
+            "folder exists"
+        )
+    return [file for _, file in text_files(path)] if path.is_dir() else [path]
+
+
+def _read(path: Path) -> list[Document]:
+    """All documents of a file or folder."""
+    files = _files(path)
+    found = [document for file in files for document in _documents(file, path)]
+    if not found:
+        what = "no readable text files in it" if path.is_dir() else "it holds no text"
+        raise FalconLabError(f"{path}: the corpus is empty, {what}")
+    return found
+
+
+def _documents(file: Path, root: Path) -> Iterator[Document]:
+    name = file.relative_to(root).as_posix() if root.is_dir() else file.name
+    if file.suffix == ".jsonl":
+        for line, key, sample in read_samples(file):
+            messages = None if isinstance(sample, str) else sample
+            text = sample if isinstance(sample, str) else None
+            yield Document(f"{name}:{key}", text, messages, f"{file}:{line}")
+        return
+    text = read_text(file)
+    if text is None and not root.is_dir():
+        raise FalconLabError(f"{file}: not readable as UTF-8 text")
+    for line, section in sections(text or ""):
+        yield Document(f"{name}:{line}", text=section, source=f"{file}:{line}")
+
+
+def _file(path: str, file: Path, prefix: str) -> Document:
+    return Document(f"{prefix}/{path}", text=read_text(file), source=str(file))
+
+
+def sections(text: str) -> Iterator[tuple[int, str]]:
+    """``(first line, text)`` of the parts of a long text, cut where a line is empty."""
+    start, size = 1, 0
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        lines.append(line)
+        size += len(line)
+        if size >= SECTION and (not line.strip() or size >= 2 * SECTION):
+            yield start, "".join(lines)
+            start, size, lines = number + 1, 0, []
+    if "".join(lines).strip():
+        yield start, "".join(lines)
