@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fakes.drafters import RandomDrafter
+from falcon_lab.builtins import ChainConfig
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.protocols import Budget, BuildContext, RoundContext
+from falcon_lab.trees.chain import Chain
+
+HOST: Any = None
+
+
+def grown(depth: int, block: int) -> tuple[Any, int]:
+    chain = Chain(ChainConfig(depth=depth), BuildContext(HOST, block))
+    drafter = RandomDrafter(9, block)
+    frontier = chain.start(RoundContext(torch.tensor(1), Budget(), Sampling(), torch.Generator()))
+    passes = 0
+    while frontier is not None:
+        frontier = chain.grow(drafter.draft(frontier))
+        passes += 1
+    return chain.finish(), passes
+
+
+def test_a_chain_of_depth_zero_is_the_root_alone() -> None:
+    tree, passes = grown(0, 2)
+    assert tree.tokens.tolist() == [1]
+    assert passes == 0
+
+
+@pytest.mark.parametrize(("depth", "block", "passes"), [(4, 1, 4), (4, 2, 2), (5, 2, 3), (3, 4, 1)])
+def test_a_chain_takes_as_many_passes_as_it_has_blocks(depth: int, block: int, passes: int) -> None:
+    tree, needed = grown(depth, block)
+    assert needed == passes
+    assert tree.parents.tolist() == [-1, *range(depth)]
+    assert torch.equal(tree.ancestors, torch.ones(depth + 1, depth + 1).tril().bool())
