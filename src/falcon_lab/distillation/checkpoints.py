@@ -78,7 +78,7 @@ def find_checkpoint(folder: Path) -> Path | None:
     Raises:
         FalconLabError: there are checkpoints and none can be read.
     """
-    damaged = []
+    damaged: list[Path] = []
     for name in (LAST, PREVIOUS):
         path = folder / name
         if not path.exists():

@@ -5,13 +5,15 @@ Shapes: B batch, T rows, A anchors, k block, D documents of the whole batch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Runs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Runs:
     """The documents of a packed batch, each a run of neighbouring rows.
 
     Attributes:

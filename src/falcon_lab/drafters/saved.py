@@ -7,7 +7,6 @@ there stays whole until the new one is.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +50,7 @@ def save_drafter(
     """
     folder = Path(folder)
     _finish_exchange(folder)
-    fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    fresh = folder.with_name(f".{folder.name}.new")
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
