@@ -166,8 +166,11 @@ def test_the_kinds_of_layers_are_read_from_every_sort_of_configuration() -> None
         SimpleNamespace(model_type="x", layer_types=["full_attention", "linear_attention"]),
         SimpleNamespace(model_type="x", layer_types=["chunked_attention"]),
         SimpleNamespace(model_type="x", attention_layers=["global", "local"]),
+        SimpleNamespace(model_type="x", layers_block_type=["attention", "mamba"]),
     ],
 )
 def test_layers_that_no_tree_mask_can_express_are_refused(config: SimpleNamespace) -> None:
-    with pytest.raises(FalconLabError, match=r"kind (linear_attention|chunked_attention|local)"):
+    with pytest.raises(
+        FalconLabError, match=r"kind (linear_attention|chunked_attention|local|mamba)"
+    ):
         layer_kinds(config)

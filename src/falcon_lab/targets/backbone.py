@@ -86,9 +86,7 @@ class Backbone(nn.Module):
         Returns:
             ``[B, T, H]``.
         """
-        given = tokens if tokens is not None else embeddings
-        assert given is not None, "give tokens or embeddings"
-        dtype = given.dtype if given.is_floating_point() else self.base.dtype
+        dtype = self._mask_dtype(embeddings)
         new = positions.shape[1]
         seen = new if cache is None else cache.length + new
         output = self.base(
@@ -101,6 +99,13 @@ class Backbone(nn.Module):
         )
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def _mask_dtype(self, embeddings: Tensor | None) -> torch.dtype:
+        """What eager attention adds; asking the model means walking its weights."""
+        if self.implementation != "eager":
+            return torch.bool
+        dtype: torch.dtype = self.base.dtype if embeddings is None else embeddings.dtype
+        return dtype
 
     def _masks(
         self,
@@ -132,8 +137,7 @@ class Backbone(nn.Module):
             mask = torch.ones(1, new, seen, dtype=torch.bool, device=device)
             return for_attention(mask, self.implementation, dtype)
         row = self._everything
-        wanted = torch.bool if self.implementation == "sdpa" else dtype
-        if row is None or row.shape[-1] < seen or (row.dtype, row.device) != (wanted, device):
+        if row is None or row.shape[-1] < seen or (row.dtype, row.device) != (dtype, device):
             with torch.inference_mode(False):
                 all_true = torch.ones(1, 1, max(2 * seen, 256), dtype=torch.bool, device=device)
                 row = self._everything = for_attention(all_true, self.implementation, dtype)
@@ -150,15 +154,21 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     if not listed:
         # Without a list, a window in the configuration holds for every layer.
         listed = [SLIDING] if getattr(config, "sliding_window", None) else [FULL]
-    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo counts rows
-    kinds = tuple(sorted({*listed, "local"} if local else set(listed)))
-    if strange := set(kinds) - {FULL, SLIDING}:
+    kinds = tuple(sorted(set(listed)))
+    if strange := set(kinds) - {FULL, SLIDING} | _older_kinds(config):
         raise FalconLabError(
             f"{config.model_type} has layers of kind {', '.join(sorted(strange))}: a tree of "
             "drafts cannot be verified through them; choose a target whose layers are all "
             "full or sliding attention"
         )
     return kinds
+
+
+def _older_kinds(config: Any) -> set[str]:
+    """Kinds that no mask can express, as configurations named them before ``layer_types``."""
+    blocks = getattr(config, "layers_block_type", None) or ()  # Recurrent Gemma, Jamba, Zamba
+    counts_rows = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
+    return set(blocks) - {"attention", FULL, SLIDING} | ({"local"} if counts_rows else set())
 
 
 def short_config(config: Any, layers: int) -> Any:

@@ -75,12 +75,12 @@ class Target:
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
-        return self.model.dtype
+        return self._embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.model.device
+        return self._embedding.weight.device  # the model's own property walks all its weights
 
     def to(self, device: torch.device | str) -> Self:
         """Move the model; caches made before stay where they are."""
