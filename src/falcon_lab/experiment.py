@@ -12,10 +12,12 @@ Each stage leaves its product in the run folder, so that a killed run goes on wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from falcon_lab.run import Run
+from falcon_lab.config import load_experiment
+from falcon_lab.run import CONFIGURATION, Run
 from falcon_lab.schema import STAGES, Experiment
 
 
@@ -50,7 +52,7 @@ def target(current: Run, *, wanted: bool) -> None:
 
 def data(current: Run, *, wanted: bool) -> None:
     """The training data; left out when only an evaluation is wanted."""
-    from falcon_lab.distillation.stage import prepare_data
+    from falcon_lab.data.stage import prepare_data
 
     if wanted or "distil" in current.experiment.stages:
         current.data = prepare_data(current)
@@ -69,7 +71,7 @@ def evaluate(current: Run, *, wanted: bool) -> None:
     from falcon_lab.evaluation.stage import evaluate_methods
 
     if wanted:
-        current.results = evaluate_methods(current)
+        evaluate_methods(current)
 
 
 def report(current: Run, *, wanted: bool) -> None:
@@ -98,3 +100,39 @@ def run_variants(
         announce(f"== {name}, seed {seed}")
         folders.append(run(experiment, announce=announce).folder)
     return folders
+
+
+def evaluate_saved(
+    folder: Path, overrides: Sequence[str], *, announce: Callable[[str], None]
+) -> Run:
+    """Measure the drafter of a run's folder, or a saved drafter's folder by itself.
+
+    Raises:
+        FalconLabError: the folder holds neither.
+    """
+    return run(saved_experiment(folder, overrides), announce=announce)
+
+
+def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
+    """The experiment that evaluates what is in ``folder``.
+
+    A run's folder is measured as its own experiment says. A drafter's folder that was shared is
+    measured by its chain and its default tree, into ``runs/evaluate-NAME``.
+    """
+    from falcon_lab.commands.settings import target_overrides
+
+    stages = "stages=[evaluate, report]"
+    for run_folder in (folder, folder.parent):
+        if (run_folder / CONFIGURATION).exists():
+            fixed = [stages, f"out={json.dumps(str(run_folder))}", "variants={}", "seeds=[]"]
+            return load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
+    path = json.dumps(str(folder))
+    rows = [
+        f"evaluation.methods.chain.drafter_path={path}",
+        "evaluation.methods.chain.tree.name=chain",
+        f"evaluation.methods.tree.drafter_path={path}",
+        "evaluation.methods.tree.tree.name=static",
+    ]
+    name = f"evaluate-{folder.resolve().name}"
+    known = [f"name={json.dumps(name)}", stages, *target_overrides(folder), *rows]
+    return load_experiment(None, [*known, *overrides])

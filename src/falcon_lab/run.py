@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from falcon_lab.config import to_plain
+from falcon_lab.config import dump, to_plain
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins import Components, load_components
 from falcon_lab.schema import Experiment
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
+    from falcon_lab.reporting.tracking import Tracking
     from falcon_lab.targets.target import Target
 
 DECIDES_THE_DRAFTER = (
@@ -33,6 +34,9 @@ DECIDES_THE_DRAFTER = (
     "trainer",
 )
 """Sections of the configuration that a trained drafter depends on."""
+
+CONFIGURATION = "experiment.yaml"
+"""The resolved experiment, in the run folder."""
 
 HARMLESS = ("trainer.enable_", "trainer.log_every", "distillation.decode_", "target.device")
 """Keys in them that it does not depend on."""
@@ -54,8 +58,6 @@ class Run:
     target: Target = field(init=False)
     data: FalconDataModule = field(init=False)
     quality: dict[str, Any] | None = None
-    results: dict[str, Any] | None = None
-    logger: Any = None
 
     @classmethod
     @contextmanager
@@ -83,7 +85,13 @@ class Run:
             ) from None
         with lock:
             current.claim()
-            yield current
+            finished = False
+            try:
+                yield current
+                finished = True
+            finally:
+                if "tracking" in current.__dict__:
+                    current.tracking.finish(failed=not finished)
 
     @property
     def is_worker(self) -> bool:
@@ -94,6 +102,38 @@ class Run:
     def components(self) -> Components:
         """The registry of components."""
         return load_components()
+
+    @cached_property
+    def tracking(self) -> Tracking:
+        """The loggers, started when the first stage needs them."""
+        from falcon_lab.reporting.tracking import start_tracking
+
+        trains = "distil" in self.experiment.stages
+        return start_tracking(
+            self.folder,
+            self.experiment.wandb,
+            to_plain(self.experiment),
+            job_type="train" if trains else "bench",
+        )
+
+    @property
+    def results_path(self) -> Path:
+        """Everything that was measured."""
+        return self.folder / "results.json"
+
+    def load_results(self) -> dict[str, Any]:
+        """``results.json`` of this folder.
+
+        Raises:
+            FalconLabError: there is none yet, or it cannot be read.
+        """
+        from falcon_lab.reporting.results import load_results
+
+        if not self.results_path.exists():
+            raise FalconLabError(
+                f"{self.results_path}: nothing to report yet; run the stage evaluate first"
+            )
+        return load_results(self.results_path)
 
     @property
     def drafter_folder(self) -> Path:
@@ -112,12 +152,16 @@ class Run:
 
     def claim(self) -> None:
         """Write the configuration down, or see that it is the one written down before."""
+        from falcon_lab.reporting.results import write_atomically
+
         path = self.folder / "training.json"
         now = training_facts(self.experiment)
         started = self.training_done or any(self.checkpoint_folder.glob("*.ckpt"))
         if path.exists() and started:
             refuse_changes(json.loads(path.read_text("utf-8")), now, self.folder)
         write_atomically(path, json.dumps(now, indent=2, sort_keys=True))
+        if "distil" in self.experiment.stages:
+            write_atomically(self.folder / CONFIGURATION, dump(self.experiment))
 
     def describe_target(self) -> str:
         """One line on the target's size and quality."""
@@ -156,10 +200,3 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], folder: Path) ->
             f"{folder}: its drafter was trained with {key}={before.get(key)!r}, not "
             f"{now.get(key)!r}{more}; choose another folder with out=FOLDER, or delete this one"
         )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write under a temporary name, then rename: the old file stays whole until the new one is."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)

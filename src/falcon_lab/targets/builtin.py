@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from omegaconf import OmegaConf
 
 from falcon_lab.cache import cache_folder
+from falcon_lab.config_tree import read_yaml, resolve
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import PretrainingConfig, TargetConfig
 
@@ -33,11 +33,10 @@ Announce = Callable[[str], None]
 
 def built_in_recipe(name: str) -> PretrainingConfig:
     """The recipe that ships with the package."""
-    text = resources.files("falcon_lab.targets").joinpath(f"recipes/{name}.yaml").read_text("utf-8")
-    merged = OmegaConf.merge(OmegaConf.structured(PretrainingConfig), OmegaConf.create(text))
-    recipe = OmegaConf.to_object(merged)
-    assert isinstance(recipe, PretrainingConfig)
-    return recipe
+    shipped = resources.files("falcon_lab.targets").joinpath(f"recipes/{name}.yaml")
+    with resources.as_file(shipped) as path:
+        tree, _ = read_yaml(path)
+    return resolve(PretrainingConfig, tree)
 
 
 def recipe_of(config: TargetConfig) -> PretrainingConfig | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -76,7 +75,8 @@ class Pretraining(L.LightningModule):
         self._backbone = (Backbone(model.base_model),)
         self.save_hyperparameters({"recipe": asdict(recipe)})
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, int]:
+    def loss_of(self, batch: Batch) -> tuple[Tensor, int]:
+        """Summed loss of a batch and the tokens it is over."""
         hidden = self._backbone[0](
             tokens=batch.tokens,
             positions=batch.positions,
@@ -86,7 +86,7 @@ class Pretraining(L.LightningModule):
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """One batch; stops the run when the loss is no number any more."""
-        total, count = self._loss(batch)
+        total, count = self.loss_of(batch)
         loss = total / max(count, 1)
         if not math.isfinite(loss.item()):
             raise FalconLabError(
@@ -95,11 +95,6 @@ class Pretraining(L.LightningModule):
             )
         self.log("train/loss", loss, prog_bar=True)
         return loss
-
-    def validation_step(self, batch: Batch, _: int) -> None:
-        """Held-out loss in nats per token, exact over batches of unequal counts."""
-        total, count = self._loss(batch)
-        self.log("val/loss", total / max(count, 1), batch_size=max(count, 1), prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         """AdamW, linear warm-up, then cosine to nothing."""
@@ -119,9 +114,3 @@ class Pretraining(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
-
-
-def save_target(folder: Path, model: LlamaForCausalLM, tokenizer: Any) -> None:
-    """Write an ordinary Hugging Face folder."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -1,0 +1,107 @@
+"""From a row of ``evaluation.methods`` to an engine that decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.drafters.saved import load_drafter, read_config
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext, Drafter
+from falcon_lab.schema import Experiment, MethodConfig, Node
+
+if TYPE_CHECKING:
+    from falcon_lab.plugins import Components
+    from falcon_lab.targets.target import Target
+
+KINDS = {
+    "tree": "tree_builder",
+    "acceptance": "acceptance_rule",
+    "controller": "controller",
+}
+"""Key of the configuration -> kind of component."""
+
+
+@dataclass
+class Methods:
+    """The engines of an evaluation.
+
+    Attributes:
+        engines: method -> engine, in the order of the configuration.
+        provenance: method -> kind -> name, distribution and version.
+        labels: method -> what it is, in a few words.
+        left_out: optional method -> why it is not measured.
+    """
+
+    engines: dict[str, SpeculativeEngine] = field(default_factory=dict)
+    provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def build_methods(
+    experiment: Experiment, target: Target, components: Components, trained: Path
+) -> Methods:
+    """Every method of the experiment; ``trained`` is the folder of the run's own drafter.
+
+    Raises:
+        FalconLabError: a part that is not there, unless its method is optional.
+    """
+    methods = Methods()
+    for name, config in experiment.evaluation.methods.items():
+        try:
+            add_method(methods, name, config, experiment, target, components, trained)
+        except FalconLabError as error:
+            if not config.optional:
+                raise
+            methods.left_out[name] = str(error)
+    return methods
+
+
+def add_method(
+    methods: Methods,
+    name: str,
+    config: MethodConfig,
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    trained: Path,
+) -> None:
+    """Build one method's engine and write down what it is made of."""
+    drafter, node = drafter_of(config, target, components, trained)
+    nodes: dict[str, Node] = {
+        "tree": config.tree or experiment.tree,
+        "acceptance": config.acceptance or experiment.acceptance,
+        "controller": config.controller or experiment.controller,
+    }
+    context = BuildContext(host=target, block=drafter.block)
+    built = {key: components.build(KINDS[key], nodes[key], context) for key in KINDS}
+    methods.engines[name] = SpeculativeEngine(
+        target, drafter, built["tree"], built["acceptance"], built["controller"]
+    )
+    methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
+        key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
+    }
+    methods.labels[name] = label(node, drafter.block, nodes["tree"])
+
+
+def drafter_of(
+    config: MethodConfig, target: Target, components: Components, trained: Path
+) -> tuple[Drafter, Node]:
+    """The drafter of a method and the node that describes it."""
+    if config.drafter is not None:
+        context = BuildContext(host=target)
+        return components.build("drafter", config.drafter, context), config.drafter
+    folder = Path(config.drafter_path) if config.drafter_path else trained
+    drafter = load_drafter(folder, target, components)
+    return drafter, read_config(folder)["drafter"]
+
+
+def label(node: Mapping[str, Any], block: int, tree: Mapping[str, Any]) -> str:
+    """A method in a few words."""
+    shape = f"depth {tree['depth']}" if "depth" in tree else tree.get("template", "")
+    shape = shape if isinstance(shape, str) else "own template"
+    return f"{node['name']}, k={block}, {tree['name']} {shape}".rstrip()

@@ -1,0 +1,114 @@
+"""The evaluation stage of a run: prompts in, everything measured out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from falcon_lab.config import to_plain
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.evaluation.answers import write_answers
+from falcon_lab.evaluation.benchmark import PLAIN, measure
+from falcon_lab.evaluation.conversation import EncodedPrompt, encode_prompts
+from falcon_lab.evaluation.engines import Methods, build_methods
+from falcon_lab.evaluation.hf_generate import HfGenerate
+from falcon_lab.evaluation.prompts import load_prompts
+from falcon_lab.evaluation.table import format_table
+from falcon_lab.reporting import provenance
+from falcon_lab.reporting.results import build_results, rows_of, write_results
+from falcon_lab.reporting.tree_drawing import TreeRecorder
+
+if TYPE_CHECKING:
+    from falcon_lab.run import Run
+
+
+def evaluate_methods(current: Run) -> dict[str, Any]:
+    """Measure plain decoding and every method of the experiment; the content of results.json."""
+    experiment, config = current.experiment, current.experiment.evaluation
+    target = current.target.to(evaluation_device(experiment.target.device))
+    methods = build_methods(experiment, target, current.components, current.drafter_folder)
+    prompts = encode_prompts(
+        load_prompts(
+            config.prompts,
+            corpus=experiment.data.corpus,
+            tokenizer=target.tokenizer,
+            seed=experiment.data.seed,
+        ),
+        target.tokenizer,
+        device=target.device,
+    )
+    measurement = measure(
+        {PLAIN: PlainEngine(target), **methods.engines},
+        prompts,
+        config,
+        stop=StopCondition(target.eos_ids, config.stop, target.tokenizer),
+        hf=HfGenerate(target) if config.hf_generate else None,
+        logits=lambda tokens: target.prefill(tokens, target.new_cache(len(tokens))).logits[-1],
+    )
+    results = build_results(
+        measurement,
+        experiment=to_plain(experiment),
+        target=describe(current),
+        hardware=provenance.hardware(
+            device=str(target.device), dtype=str(target.dtype), threads=config.threads
+        ),
+        components=methods.provenance,
+        labels=methods.labels,
+        left_out=methods.left_out,
+    )
+    results["trees"] = drawn_trees(current, methods, prompts[0], results["headline"])
+    save_answers(current, methods, results)
+    write_results(current.results_path, results)
+    current.announce(format_table(results))
+    return results
+
+
+def drawn_trees(
+    current: Run, methods: Methods, prompt: EncodedPrompt, method: str | None
+) -> list[dict[str, Any]]:
+    """The tree with the longest accepted path that the fastest method grew on one prompt."""
+    if method is None:
+        return []
+    config, target = current.experiment.evaluation, current.target
+    recorder = TreeRecorder(target.tokenizer.decode, prompt=prompt.id, method=method)
+    methods.engines[method].generate(
+        prompt.tokens([]),
+        max_new_tokens=config.max_new_tokens,
+        sampling=Sampling(config.temperature, config.top_k, config.top_p),
+        generator=torch.Generator(target.device).manual_seed(config.seed),
+        stop=StopCondition(target.eos_ids, config.stop, target.tokenizer),
+        on_round=recorder,
+    )
+    best = recorder.best()
+    return [best] if best else []
+
+
+def evaluation_device(name: str) -> torch.device:
+    """``auto`` is the first GPU, where there is one."""
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def describe(current: Run) -> dict[str, Any]:
+    """The target as ``results.json`` tells it."""
+    target = current.target
+    return {
+        "name": target.name,
+        "revision": target.revision,
+        "fingerprint": target.fingerprint,
+        "dtype": str(target.dtype),
+        "quality": current.quality,
+    }
+
+
+def save_answers(current: Run, methods: Methods, results: dict[str, Any]) -> None:
+    """Every method's answers in Spec-Bench's format."""
+    folder: Path = current.folder / "answers"
+    folder.mkdir(exist_ok=True)
+    for name in (PLAIN, *methods.engines):
+        write_answers(folder / f"{name}.jsonl", name, rows_of(results, name))
