@@ -64,12 +64,12 @@ def read_samples(file: Path) -> Iterator[tuple[int, str, str | Messages]]:
     Raises:
         FalconLabError: naming file, line and fault.
     """
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
     for number, value in read_jsonl(file):
         key = str(value.get("id", number))
-        if key in seen:
-            raise FalconLabError(f"{file}:{number}: id {key!r} stands in line {seen[key]} already")
-        seen[key] = number
+        if key in seen:  # collections put together from parts repeat their ids
+            key = f"{key}@{number}"
+        seen.add(key)
         try:
             yield number, key, _sample(value)
         except ValueError as error:
@@ -108,7 +108,7 @@ def _content(content: Any, number: int) -> str:
     if content is None:  # a call of a tool has no text
         return ""
     if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
         if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
             return "".join(parts)
         raise ValueError(f"message {number} has parts that are not text")

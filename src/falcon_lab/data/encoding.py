@@ -1,0 +1,131 @@
+"""Documents as tokens, each with whether a model should learn to write it.
+
+Shapes: T tokens of a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.data.templating import render
+from falcon_lab.errors import FalconLabError
+
+if TYPE_CHECKING:
+    from falcon_lab.data.corpora import Document
+
+TOGETHER = 64
+"""Texts that go to the tokenizer in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A document as tokens.
+
+    Attributes:
+        tokens: T token ids.
+        loss_mask: T truth values: whether a model should learn to write the token.
+    """
+
+    tokens: list[int]
+    loss_mask: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def encode(document: Document, tokenizer: Any, template: str | None = None) -> Encoded:
+    """One document.
+
+    A text is learnt whole and ends with EOS. Of a chat, what the assistant says is learnt, with
+    the tokens that end its turn.
+
+    Args:
+        document: a text or a chat.
+        tokenizer: of Hugging Face.
+        template: chat template (Jinja) in place of the tokenizer's own.
+
+    Raises:
+        FalconLabError: the chat cannot be rendered, or nothing in the document is to be learnt;
+            names the document and where it stands.
+    """
+    if document.messages is None:
+        return _text(tokenizer(document.text or "", verbose=False)["input_ids"], tokenizer)
+    rendered = render(document, tokenizer, template)
+    tokens, mask = _mask(rendered.text, rendered.learnt, tokenizer, document)
+    if not any(mask):
+        raise FalconLabError(
+            f"sample {document.id} ({document.source}): nothing in it is to be learnt; the chat "
+            "template shows no answer of an assistant"
+        )
+    return Encoded(tokens, mask)
+
+
+def encode_all(
+    documents: Iterable[Document], tokenizer: Any, template: str | None = None
+) -> Iterator[Encoded]:
+    """Documents in their order; texts go through the tokenizer many at a time."""
+    rest = iter(documents)
+    while group := list(islice(rest, TOGETHER)):
+        if any(document.messages is not None for document in group):
+            yield from (encode(document, tokenizer, template) for document in group)
+        else:
+            texts = [document.text or "" for document in group]
+            for tokens in tokenizer(texts, verbose=False)["input_ids"]:
+                yield _text(tokens, tokenizer)
+
+
+def chunks(encoded: Encoded, length: int) -> Iterator[Encoded]:
+    """The document in pieces of at most ``length`` tokens; pieces with nothing to learn drop out.
+
+    Each piece is a document of its own from here on: what stands before it is out of its sight.
+    """
+    for start in range(0, len(encoded), length):
+        mask = encoded.loss_mask[start : start + length]
+        if any(mask):
+            yield Encoded(encoded.tokens[start : start + length], mask)
+
+
+def _text(tokens: list[int], tokenizer: Any) -> Encoded:
+    end = tokenizer.eos_token_id
+    ended = [*tokens, end] if end is not None and tokens[-1:] != [end] else list(tokens)
+    return Encoded(ended, [True] * len(ended))
+
+
+def _mask(
+    text: str, learnt: list[tuple[int, int]], tokenizer: Any, document: Document
+) -> tuple[list[int], list[bool]]:
+    """Tokens of a rendered chat, and which of them begin inside a learnt span of characters."""
+    # The template wrote the special tokens already.
+    options = {"add_special_tokens": False, "verbose": False}
+    if not getattr(tokenizer, "is_fast", False):
+        return _mask_by_prefixes(text, learnt, tokenizer, document)
+    encoded = tokenizer(text, return_offsets_mapping=True, **options)
+    mask = [
+        any(first <= start and start < last for first, last in learnt)
+        for start, _ in encoded["offset_mapping"]
+    ]
+    return list(encoded["input_ids"]), mask
+
+
+def _mask_by_prefixes(
+    text: str, learnt: list[tuple[int, int]], tokenizer: Any, document: Document
+) -> tuple[list[int], list[bool]]:
+    """The same for a tokenizer that does not tell where its tokens stand."""
+
+    def tokens_of(part: str) -> list[int]:
+        return list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
+
+    tokens = tokens_of(text)
+    mask = [False] * len(tokens)
+    for span in learnt:
+        before, through = (tokens_of(text[:end]) for end in span)
+        if tokens[: len(before)] != before or tokens[: len(through)] != through:
+            raise FalconLabError(
+                f"sample {document.id} ({document.source}): the tokenizer joins what an assistant "
+                "says with what stands around it, so that the two cannot be told apart"
+            )
+        mask[len(before) : len(through)] = [True] * (len(through) - len(before))
+    return tokens, mask

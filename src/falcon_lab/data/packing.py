@@ -1,0 +1,110 @@
+"""Documents packed into rows of one length, several to a row, without seeing each other.
+
+Shapes: N rows, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from falcon_lab.data.encoding import Encoded, chunks
+
+PADDING = -1
+"""Document of a padding token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows of packed documents.
+
+    Attributes:
+        tokens: ``[N, T]`` int32; padding is 0.
+        loss_mask: ``[N, T]`` bool, false on padding.
+        documents: ``[N, T]`` int32, number of the document in its row; padding is -1.
+        positions: ``[N, T]`` int32, position in the document; 0 on padding.
+    """
+
+    tokens: Tensor
+    loss_mask: Tensor
+    documents: Tensor
+    positions: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return self.tokens.shape[1]
+
+    @property
+    def filled(self) -> float:
+        """Share of the tokens that are no padding."""
+        return float((self.documents != PADDING).float().mean())
+
+    def take(self, count: int) -> PackedRows:
+        """The first ``count`` rows."""
+        return PackedRows(*(getattr(self, name)[:count].clone() for name in self.__slots__))
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change with any token, mask, document or position."""
+        whole = hashlib.sha256(str(tuple(self.tokens.shape)).encode())
+        for name in self.__slots__:
+            whole.update(getattr(self, name).contiguous().numpy().tobytes())
+        return whole.hexdigest()[:16]
+
+
+def pack(documents: Iterable[Encoded], length: int) -> PackedRows:
+    """Rows of ``length`` tokens.
+
+    Documents longer than a row are cut into pieces, each a document of its own. The longest
+    pieces come first and each goes where it leaves the least room (best fit decreasing), so that
+    the same documents in the same order always give the same rows.
+    """
+    pieces = [piece for document in documents for piece in chunks(document, length)]
+    order = sorted(range(len(pieces)), key=lambda number: -len(pieces[number]))
+    return _rows([[pieces[n] for n in row] for row in _best_fit(pieces, order, length)], length)
+
+
+def _best_fit(pieces: Sequence[Encoded], order: Iterable[int], length: int) -> list[list[int]]:
+    """Which pieces stand in which row."""
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (free tokens, row), sorted
+    for number in order:
+        size = len(pieces[number])
+        place = bisect_left(room, (size, -1))
+        if place < len(room):
+            free, row = room.pop(place)
+        else:
+            free, row = length, len(rows)
+            rows.append([])
+        rows[row].append(number)
+        if free > size:
+            insort(room, (free - size, row))
+    return rows
+
+
+def _rows(rows: Sequence[Sequence[Encoded]], length: int) -> PackedRows:
+    shape = (len(rows), length)
+    packed = PackedRows(
+        tokens=torch.zeros(shape, dtype=torch.int32),
+        loss_mask=torch.zeros(shape, dtype=torch.bool),
+        documents=torch.full(shape, PADDING, dtype=torch.int32),
+        positions=torch.zeros(shape, dtype=torch.int32),
+    )
+    for number, row in enumerate(rows):
+        start = 0
+        for document, piece in enumerate(row):
+            here = slice(start, start + len(piece))
+            packed.tokens[number, here] = torch.tensor(piece.tokens, dtype=torch.int32)
+            packed.loss_mask[number, here] = torch.tensor(piece.loss_mask)
+            packed.documents[number, here] = document
+            packed.positions[number, here] = torch.arange(len(piece), dtype=torch.int32)
+            start += len(piece)
+    return packed
