@@ -98,6 +98,8 @@ class DataConfig:
     """Seed of the generated corpus and of the order; differs from the run's on purpose."""
     feature_store: str | None = None
     """Folder for teacher features on disk; null computes them on line."""
+    chat_template: str | None = None
+    """``plain``, or a file with a Jinja template, for chats in place of the tokenizer's own."""
 
 
 @dataclass

@@ -1,0 +1,190 @@
+"""From the ``data`` section of an experiment to batches.
+
+Shapes: N rows, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningDataModule
+from tqdm.auto import tqdm
+
+from falcon_lab.data.corpora import Document, corpus
+from falcon_lab.data.encoding import Encoded, encode_all
+from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
+from falcon_lab.data.packing import PackedRows, pack
+from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
+from falcon_lab.data.templating import load_template
+from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import DataConfig
+
+
+class FalconDataModule(LightningDataModule):
+    """Packed batches of a corpus, in an order that the seed alone decides.
+
+    With ``max_steps`` the training batches are one stream, exactly as long as the training and
+    crossing the epochs of the data, so that steps govern and an epoch of Lightning's is the whole
+    training. With ``max_epochs`` the stream is cut where the data begin anew.
+
+    Args:
+        config: the ``data`` section.
+        tokenizer: the target's.
+        max_positions: longest sequence that the target reads; None does not check.
+        vocab_size: entries of the target's embedding; None does not check.
+
+    Raises:
+        FalconLabError: the sequences are longer than the target reads; and from ``setup`` what is
+            wrong with the corpus.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: Any,
+        *,
+        max_positions: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._check(config, max_positions)
+        self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocab_size
+        self._train: PackedRows | None = None
+        self._validation: PackedRows | None = None
+        self._features: dict[str, FeatureStore] = {}
+
+    @classmethod
+    def for_target(cls, config: DataConfig, target: Any) -> FalconDataModule:
+        """Batches that a target can read."""
+        return cls(
+            config,
+            target.tokenizer,
+            max_positions=target.max_positions,
+            vocab_size=target.vocab_size,
+        )
+
+    @staticmethod
+    def _check(config: DataConfig, max_positions: int | None) -> None:
+        least = {"documents": 1, "length": 2, "batch_size": 1, "validation": 0, "workers": 0}
+        for key, low in least.items():
+            if getattr(config, key) < low:
+                raise FalconLabError(
+                    f"data.{key} is {getattr(config, key)}; it must be at least {low}"
+                )
+        if max_positions is not None and config.length > max_positions:
+            raise FalconLabError(
+                f"data.length is {config.length} tokens, but the target reads {max_positions} at "
+                f"the most; set data.length={max_positions} or less"
+            )
+
+    @property
+    def train_rows(self) -> PackedRows:
+        """Rows to train on, ``[N, T]``."""
+        self.setup()
+        assert self._train is not None
+        return self._train
+
+    @property
+    def validation_rows(self) -> PackedRows:
+        """Rows to validate on, ``[N, T]``."""
+        self.setup()
+        assert self._validation is not None
+        return self._validation
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read, encode and pack the corpus, once."""
+        if self._train is not None:
+            return
+        train = self._pack("train", self._encoded("train", self.config.documents))
+        wanted = self.config.validation
+        if wanted:
+            held = _until(self._encoded("validation", None), wanted * self.config.length)
+            self._validation = self._pack("validation", held).take(wanted)
+        else:
+            self._validation = train.take(0)
+        self._train = train
+
+    def _encoded(self, split: str, limit: int | None) -> Iterator[Encoded]:
+        config = self.config
+        documents: Iterator[Document] = corpus(
+            config.corpus, split=split, limit=limit, seed=config.seed
+        )
+        bar = tqdm(documents, desc=f"encoding {split}", total=limit, unit="doc", disable=None)
+        return encode_all(bar, self.tokenizer, load_template(config.chat_template))
+
+    def _pack(self, split: str, encoded: Iterator[Encoded]) -> PackedRows:
+        rows = pack(encoded, self.config.length)
+        if not len(rows):
+            raise FalconLabError(f"data.corpus {self.config.corpus}: no {split} documents in it")
+        highest = int(rows.tokens.max())
+        if self.vocab_size is not None and highest >= self.vocab_size:
+            raise FalconLabError(
+                f"the tokenizer writes token {highest}, but the target's vocabulary has "
+                f"{self.vocab_size} entries; they do not belong together"
+            )
+        return rows
+
+    def build_features(
+        self, target: Teacher, announce: Callable[[str], None] | None = None
+    ) -> None:
+        """Fill the feature store that the configuration names, and read features from it.
+
+        Does nothing when none is named. The size is announced before anything is written.
+
+        Raises:
+            FalconLabError: another target's or other data's store is there, or no room.
+        """
+        if self.config.feature_store is None:
+            return
+        for split, rows in (("train", self.train_rows), ("validation", self.validation_rows)):
+            if len(rows):
+                plan = plan_store(Path(self.config.feature_store) / split, rows, target)
+                if announce is not None:
+                    announce(plan.sentence)
+                self._features[split] = build_store(
+                    plan, rows, target, batch_size=self.config.batch_size
+                )
+
+    def batches(self) -> Batches:
+        """All training batches, by number."""
+        config = self.config
+        features = self._features.get("train")
+        return Batches(self.train_rows, config.batch_size, config.seed, features)
+
+    def train_dataloader(self) -> BatchStream:
+        """This process's share of the training batches."""
+        share = self._share()
+        return BatchStream(self.batches(), self._length(share), share, self.config.workers)
+
+    def val_dataloader(self) -> ValidationBatches | list[Any]:
+        """This process's share of the validation batches."""
+        if not len(self.validation_rows):
+            return []
+        features = self._features.get("validation")
+        return ValidationBatches(
+            self.validation_rows, self.config.batch_size, self._share(), features
+        )
+
+    def _share(self) -> Share:
+        if self.trainer is None:
+            return Share()
+        return Share(self.trainer.global_rank, self.trainer.world_size)
+
+    def _length(self, share: Share) -> int:
+        """Batches of one process in what Lightning takes for an epoch."""
+        trainer = self.trainer
+        if trainer is not None and trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
+            return int(trainer.max_steps * trainer.accumulate_grad_batches)
+        return -(-len(self.train_rows) // (self.config.batch_size * share.world))
+
+
+def _until(encoded: Iterator[Encoded], tokens: int) -> Iterator[Encoded]:
+    """Documents until they have so many tokens."""
+    seen = 0
+    for document in encoded:
+        yield document
+        seen += len(document)
+        if seen >= tokens:
+            return

@@ -1,0 +1,289 @@
+"""Teacher features on disk, computed once for many trainings on the same rows.
+
+A folder of safetensors shards and an index that names the target and the rows they belong to.
+Shards are written under a temporary name and renamed, so that one with the right name is whole;
+a build that was killed goes on with the first shard that is missing.
+
+Shapes: N rows, B batch, T tokens of a row, H hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from falcon_lab.data.packing import PackedRows
+from falcon_lab.errors import FalconLabError
+
+INDEX = "store.json"
+SHARD_BYTES = 2**28
+"""A shard is about this large."""
+
+
+class Teacher(Protocol):
+    """The target, as far as the store needs it."""
+
+    fingerprint: str
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
+        """``[B, T]`` long each -> features ``[B, T, H]``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIndex:
+    """What a store holds."""
+
+    target: str
+    data: str
+    rows: int
+    length: int
+    hidden: int
+    dtype: str
+    shard_rows: int
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return -(-self.rows // self.shard_rows)
+
+    def shard(self, number: int) -> range:
+        """Rows of one shard."""
+        start = number * self.shard_rows
+        return range(start, min(start + self.shard_rows, self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """What building a store will write.
+
+    Attributes:
+        folder: where.
+        index: what it will hold.
+        bytes: of the finished store.
+        missing: shards that are still to be written.
+        free: bytes free on that disk.
+    """
+
+    folder: Path
+    index: StoreIndex
+    bytes: int
+    missing: tuple[int, ...]
+    free: int
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes still to be written."""
+        rows = sum(len(self.index.shard(number)) for number in self.missing)
+        return self.bytes // max(self.index.rows, 1) * rows
+
+    @property
+    def sentence(self) -> str:
+        """The plan for a user's eyes."""
+        i = self.index
+        whole = f"{i.rows} rows x {i.length} tokens x {i.hidden} features in {i.dtype}"
+        left = f"{size(self.missing_bytes)} to write, " if self.missing else "complete, "
+        return f"feature store {self.folder}: {size(self.bytes)} ({whole}), {left}" + (
+            f"{size(self.free)} free on the disk"
+        )
+
+
+def plan_store(folder: Path, rows: PackedRows, target: Teacher) -> StorePlan:
+    """Measure a store before anything is written.
+
+    Raises:
+        FalconLabError: the folder holds a store of another target or other data, or the disk has
+            no room for what is missing.
+    """
+    width = torch.empty(0, dtype=target.dtype).element_size()
+    row_bytes = rows.length * target.hidden_size * width
+    index = StoreIndex(
+        target=target.fingerprint,
+        data=rows.fingerprint(),
+        rows=len(rows),
+        length=rows.length,
+        hidden=target.hidden_size,
+        dtype=str(target.dtype).removeprefix("torch."),
+        shard_rows=max(1, SHARD_BYTES // row_bytes),
+    )
+    if (folder / INDEX).exists():
+        refuse_mismatch(folder, read_index(folder), index.target, index.data)
+        index = read_index(folder)
+    missing = tuple(n for n in range(index.shards) if not shard_is_whole(folder, index, n))
+    plan = StorePlan(folder, index, row_bytes * len(rows), missing, free_bytes(folder))
+    if plan.missing_bytes > plan.free:
+        raise FalconLabError(
+            f"{plan.sentence}: not enough room; free some, or set data.feature_store=null to "
+            "compute the features on line"
+        )
+    return plan
+
+
+def build_store(
+    plan: StorePlan, rows: PackedRows, target: Teacher, *, batch_size: int = 8
+) -> FeatureStore:
+    """Write what is missing, with a progress bar.
+
+    Raises:
+        FalconLabError: a shard cannot be written; what was there before is still there.
+    """
+    from tqdm.auto import tqdm
+
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    if not (plan.folder / INDEX).exists():
+        write_index(plan.folder, plan.index)
+    total = sum(len(plan.index.shard(number)) for number in plan.missing)
+    with tqdm(total=total, desc="teacher features", unit="row", disable=None) as bar:
+        for number in plan.missing:
+            parts = []
+            here = plan.index.shard(number)
+            for start in range(here.start, here.stop, batch_size):
+                batch = slice(start, min(start + batch_size, here.stop))
+                parts.append(_features(rows, batch, target))
+                bar.update(batch.stop - batch.start)
+            write_shard(shard_path(plan.folder, number), torch.cat(parts))
+    return FeatureStore.open(plan.folder, target.fingerprint, rows.fingerprint())
+
+
+def _features(rows: PackedRows, batch: slice, target: Teacher) -> Tensor:
+    packed = (rows.tokens, rows.documents, rows.positions)
+    tokens, documents, positions = (part[batch].long().to(target.device) for part in packed)
+    return target.teacher(tokens, documents, positions).to(target.dtype).cpu()
+
+
+class FeatureStore:
+    """A finished store, read through memory maps.
+
+    Raises:
+        FalconLabError: from ``open``, when it belongs to another target or other data, or is not
+            whole.
+    """
+
+    def __init__(self, folder: Path, index: StoreIndex) -> None:
+        self.folder, self.index = folder, index
+        self._open: dict[int, Any] = {}
+
+    @classmethod
+    def open(cls, folder: Path, target: str, data: str) -> FeatureStore:
+        """The store in ``folder`` for the given fingerprints of target and rows."""
+        index = read_index(folder)
+        refuse_mismatch(folder, index, target, data)
+        for number in range(index.shards):
+            if not shard_is_whole(folder, index, number):
+                raise FalconLabError(
+                    f"{shard_path(folder, number)}: missing or damaged; run the training again "
+                    "with the same data.feature_store, which writes it anew"
+                )
+        return cls(folder, index)
+
+    def __getitem__(self, rows: Sequence[int]) -> Tensor:
+        """Features ``[B, T, H]`` of the given rows."""
+        return torch.cat([self._row(row) for row in rows])
+
+    def _row(self, row: int) -> Tensor:
+        from safetensors import safe_open
+
+        shard, offset = divmod(row, self.index.shard_rows)
+        if shard not in self._open:
+            path = shard_path(self.folder, shard)
+            self._open[shard] = safe_open(path, framework="pt").get_slice("features")
+        part: Tensor = self._open[shard][offset : offset + 1]
+        return part
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Maps do not travel to worker processes; each opens its own.
+        return {"folder": self.folder, "index": self.index, "_open": {}}
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes on the disk that ``folder`` is or will be on."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """File of one shard."""
+    return folder / f"features-{number:05d}.safetensors"
+
+
+def shard_is_whole(folder: Path, index: StoreIndex, number: int) -> bool:
+    """Whether a shard is there, can be read, and has the shape that the index says."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(shard_path(folder, number), framework="pt") as file:
+            shape = file.get_slice("features").get_shape()
+    except (OSError, SafetensorError):
+        return False
+    return list(shape) == [len(index.shard(number)), index.length, index.hidden]
+
+
+def write_shard(path: Path, features: Tensor) -> None:
+    """One shard, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file({"features": features.contiguous()}, temporary)
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise FalconLabError(
+            f"{path}: cannot be written ({error}); make room and run again, the shards before it "
+            "are kept"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_index(folder: Path, index: StoreIndex) -> None:
+    """The index, whole or not at all."""
+    temporary = folder / f".{INDEX}.{os.getpid()}"
+    temporary.write_text(json.dumps(asdict(index), indent=2) + "\n", "utf-8")
+    temporary.replace(folder / INDEX)
+
+
+def read_index(folder: Path) -> StoreIndex:
+    """The index of a store.
+
+    Raises:
+        FalconLabError: there is none, or it is damaged.
+    """
+    try:
+        return StoreIndex(**json.loads((folder / INDEX).read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise FalconLabError(
+            f"{folder / INDEX}: no index of a feature store ({error}); choose another folder with "
+            "data.feature_store, or delete this one"
+        ) from None
+
+
+def refuse_mismatch(folder: Path, index: StoreIndex, target: str, data: str) -> None:
+    """Raise when a store is of another target or of other rows."""
+    for what, theirs, ours in (("target", index.target, target), ("data", index.data, data)):
+        if theirs != ours:
+            raise FalconLabError(
+                f"{folder}: these features were computed for {what} {theirs}, this run has {what} "
+                f"{ours}; choose another folder with data.feature_store"
+            )
