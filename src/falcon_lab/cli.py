@@ -65,7 +65,22 @@ def interrupted(ctx: click.Context) -> None:
 PASS_OVERRIDES = {"ignore_unknown_options": True}
 """``--tree.depth=6`` is an override, not an option."""
 
-overrides_argument = click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+overrides_argument = click.argument(
+    "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]..."
+)
+
+
+def words_argument(metavar: str) -> Callable[[F], F]:
+    """One thing and its overrides, which may stand before it too; see ``first_and_rest``."""
+    return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)
+
+
+def first_and_rest(words: Sequence[str], what: str) -> tuple[str, list[str]]:
+    """The first word that is no ``--key=value``, and all the others in order."""
+    for index, word in enumerate(words):
+        if not word.startswith("-"):
+            return word, [*words[:index], *words[index + 1 :]]
+    raise FalconLabError(f"name {what}; --help shows how")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,13 +102,13 @@ def main(ctx: click.Context) -> None:
 
 
 @main.command(context_settings=PASS_OVERRIDES)
-@click.argument("experiment", type=click.Path(path_type=Path))
-@overrides_argument
+@words_argument("EXPERIMENT.yaml [KEY=VALUE]...")
 @click.option("--dry-run", is_flag=True, help="Print the resolved experiment and stop.")
-def run(experiment: Path, overrides: Sequence[str], dry_run: bool) -> None:
-    """Train and measure what the YAML says: EXPERIMENT.yaml [key=value ...]."""
+def run(words: Sequence[str], dry_run: bool) -> None:
+    """Train and measure what the YAML says. Overrides: tree.depth=6, or --tree.depth=6."""
     from falcon_lab.config import dump, load_experiment, variants
 
+    experiment, overrides = first_and_rest(words, "an experiment's YAML")
     everything = variants(experiment, overrides)
     if dry_run:
         click.echo(dump(load_experiment(experiment, overrides)), nl=False)
@@ -104,10 +119,11 @@ def run(experiment: Path, overrides: Sequence[str], dry_run: bool) -> None:
 
 
 @main.command(context_settings=PASS_OVERRIDES)
-@click.argument("what", type=click.Path(path_type=Path))
-@overrides_argument
-def evaluate(what: Path, overrides: Sequence[str]) -> None:
-    """Measure WHAT is there: a saved drafter's folder, a run's folder, or an experiment's YAML."""
+@words_argument("FOLDER|EXPERIMENT.yaml [KEY=VALUE]...")
+def evaluate(words: Sequence[str]) -> None:
+    """Measure what is there: a saved drafter's folder, a run's folder, or an experiment's YAML."""
+    name, overrides = first_and_rest(words, "a saved drafter, a run or a YAML")
+    what = Path(name)
     if not what.exists():
         raise FalconLabError(
             f"{what}: no such file or folder; name a saved drafter, a run or a YAML"
@@ -168,7 +184,7 @@ def generate(drafter: Path | None, prompt: str | None, no_color: bool, **options
     from falcon_lab.commands.settings import decoding_experiment
 
     experiment = decoding_experiment(drafter, engine_overrides(options))
-    text = prompt if prompt is not None else click.get_text_stream("stdin").read()
+    text = prompt if prompt is not None else sys.stdin.read()
     if not text.strip():
         raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
     from falcon_lab.commands.generate import generate_text
@@ -225,14 +241,14 @@ def doctor() -> None:
 
 
 @main.command("view-data", context_settings=PASS_OVERRIDES)
-@click.argument("what")
-@overrides_argument
+@words_argument("EXPERIMENT.yaml|CORPUS [KEY=VALUE]...")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--no-color", is_flag=True, help="Mark the loss with [[ ]] in place of colour.")
-def view_data(what: str, overrides: Sequence[str], samples: int, no_color: bool) -> None:
-    """Show samples of WHAT (an experiment's YAML or a corpus), tokens in the loss coloured."""
+def view_data(words: Sequence[str], samples: int, no_color: bool) -> None:
+    """Show samples of an experiment's data or of a corpus, tokens in the loss coloured."""
     from falcon_lab.config import load_experiment
 
+    what, overrides = first_and_rest(words, "an experiment's YAML or a corpus")
     is_yaml = what.endswith((".yaml", ".yml"))
     own = overrides if is_yaml else [f"data.corpus={what}", *overrides]
     experiment = load_experiment(what if is_yaml else None, own)

@@ -1,0 +1,46 @@
+"""Registers one component of each kind that a drafting method is made of. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from falcon_lab import hookimpl
+from falcon_lab.hookspecs import Register
+
+
+@dataclass
+class MlpConfig:
+    """The drafter's options."""
+
+    width: int = 2
+    """Hidden units, in multiples of the target's."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"width must be at least 1, got {self.width}")
+
+
+@dataclass
+class StepConfig:
+    """The schedule's options."""
+
+    until: float = 0.5
+    """Share of the training after which nothing is shown any more."""
+    ratio: float = 0.3
+
+
+@dataclass
+class RakeConfig:
+    """The tree builder's options."""
+
+    width: int = 2
+    """Paths that leave the root."""
+    depth: int = 3
+
+
+@hookimpl
+def register_components(register: Register) -> None:
+    """Register all three."""
+    register.drafter("sample-mlp", "falcon_lab_sample.drafter:MlpDrafter", config=MlpConfig)
+    register.schedule("sample-step", "falcon_lab_sample.schedule:Step", config=StepConfig)
+    register.tree_builder("sample-rake", "falcon_lab_sample.tree:Rake", config=RakeConfig)

@@ -1,0 +1,33 @@
+"""A constant ratio for the first part of the training, then nothing.
+
+Shapes: B batch, R prediction rows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from falcon_lab.protocols import BuildContext, GlanceRows
+from falcon_lab_sample import StepConfig
+
+
+class Step:
+    """Shows each wrong row but a block's last with probability λ."""
+
+    token_source: Literal["target", "data"] = "target"
+    keep_revealed_in_loss = False
+
+    def __init__(self, config: StepConfig, context: BuildContext) -> None:
+        self._config = config
+
+    def ratio(self, progress: float) -> float:
+        """λ until ``until``, then 0."""
+        return self._config.ratio if progress < self._config.until else 0.0
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """``[B, R]`` bool."""
+        draws = torch.rand(rows.wrong.shape, generator=generator, device=generator.device)
+        return rows.wrong & (rows.slot < rows.block - 1) & (draws.to(rows.wrong.device) < ratio)

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import falcon_lab
+from falcon_lab import cli
+from falcon_lab.config import load_experiment
+from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import Experiment
+
+YAML = "name: fast\ntree: {name: chain, depth: 6}\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "")
+    Path("x.yaml").write_text(YAML)
+
+
+def call(*arguments: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(cli.main, list(arguments), input=input)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
+    """What ``run`` was asked to run, in place of running it."""
+    import falcon_lab.experiment
+
+    seen: list[Experiment] = []
+
+    def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Any:
+        announce("running")
+        seen.append(experiment)
+        return type("Run", (), {"folder": Path(experiment.out)})
+
+    monkeypatch.setattr(falcon_lab.experiment, "run", run)
+    return seen
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def body(*arguments: object, **options: object) -> None:
+        raise error
+
+    return body
+
+
+def test_run_takes_overrides_in_both_styles_around_its_own_option(ran: list[Experiment]) -> None:
+    result = call("run", "--data.length=64", "x.yaml", "--tree.depth=3", "seed=4")
+    assert result.exit_code == 0, result.output
+    assert result.output == "running\n"
+    [experiment] = ran
+    assert (experiment.data.length, experiment.tree["depth"], experiment.seed) == (64, 3, 4)
+
+
+def test_run_runs_every_variant(ran: list[Experiment]) -> None:
+    assert call("run", "x.yaml", "variants={'a': ['tree.depth=2'], 'b': []}").exit_code == 0
+    assert [experiment.tree["depth"] for experiment in ran] == [2, 6]
+
+
+def test_a_dry_run_prints_what_loads_to_the_same_experiment(ran: list[Experiment]) -> None:
+    result = call("run", "x.yaml", "tree.depth=3", "--dry-run")
+    assert result.exit_code == 0
+    assert ran == []
+    Path("resolved.yaml").write_text(result.stdout)
+    assert load_experiment("resolved.yaml") == load_experiment("x.yaml", ["tree.depth=3"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "x.yaml", "tree.dept=3"], "override 'tree.dept=3': tree.dept: unknown key"),
+        (["run", "x.yaml", "tree.depth"], "override 'tree.depth': has no '='"),
+        (["run", "x.yaml", "variants={'a': ['x=1']}"], "x.yaml: variants.a 'x=1': x: unknown key"),
+        (["run", "y.yaml"], "y.yaml: no such file"),
+        (["run", "--seed=3"], "name an experiment's YAML; --help shows how"),
+        (["evaluate", "nowhere"], "nowhere: no such file or folder"),
+        (["evaluate", "x.yaml", "--seed=x"], "override '--seed=x': seed: Value 'x'"),
+        (["generate", "--prompt", " "], "the prompt is empty"),
+        (["generate", "--drafter", "nowhere"], "nowhere/config.json: no saved drafter's descript"),
+        (["generate", "--temperature", "-1"], "override 'evaluation.temperature=-1.0': evaluation"),
+        (["check", "--tree", "chian"], "override 'tree.name=chian': tree.name: no tree_builder"),
+        (["view-data", "x.yaml", "data.lenth=3"], "override 'data.lenth=3': data.lenth: unknown"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str
+) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"falcon-lab: {message}")
+
+
+def test_an_error_of_many_lines_is_shown_in_one(
+    monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]
+) -> None:
+    monkeypatch.setattr(falcon_lab.experiment, "run", raising(FalconLabError("one\n  two")))
+    result = call("run", "x.yaml")
+    assert (result.exit_code, result.stderr) == (2, "falcon-lab: one two\n")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]) -> None:
+    monkeypatch.setattr(falcon_lab.experiment, "run", raising(ZeroDivisionError()))
+    assert isinstance(call("run", "x.yaml").exception, ZeroDivisionError)
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]) -> None:
+    monkeypatch.setattr(falcon_lab.experiment, "run", raising(KeyboardInterrupt()))
+    result = call("run", "x.yaml")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("interrupted; the same command goes on where it stopped\n")
+
+
+def test_ctrl_c_that_lightning_turned_into_an_exit_is_still_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]
+) -> None:
+    def as_the_trainer_does(*arguments: object, **options: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(1)
+
+    monkeypatch.setattr(falcon_lab.experiment, "run", as_the_trainer_does)
+    assert call("run", "x.yaml").exit_code == 130
+    monkeypatch.setattr(falcon_lab.experiment, "run", raising(SystemExit(3)))
+    assert call("run", "x.yaml").exit_code == 3
+
+
+def test_evaluate_of_a_yaml_runs_the_last_two_stages_unless_told_otherwise(
+    ran: list[Experiment],
+) -> None:
+    call("evaluate", "x.yaml", "tree.depth=2")
+    call("evaluate", "x.yaml", "stages=[evaluate]")
+    assert [experiment.stages for experiment in ran] == [["evaluate", "report"], ["evaluate"]]
+    assert ran[0].tree["depth"] == 2
+
+
+def test_evaluate_of_a_folder_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    import falcon_lab.experiment
+
+    seen: list[Any] = []
+
+    def evaluate_saved(folder: Path, overrides: Any, *, announce: Any) -> None:
+        seen.append((folder, tuple(overrides)))
+
+    monkeypatch.setattr(falcon_lab.experiment, "evaluate_saved", evaluate_saved, raising=False)
+    Path("drafter").mkdir()
+    assert call("evaluate", "drafter", "--tree.depth=2").exit_code == 0
+    assert seen == [(Path("drafter"), ("--tree.depth=2",))]
+
+
+def test_plugins_lists_json_and_strict_fails_on_a_broken_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = call("plugins", "--strict")
+    assert result.exit_code == 0
+    listing = json.loads(result.stdout)
+    assert ("drafter", "falcon") in {(c["kind"], c["name"]) for c in listing["components"]}
+    assert listing["failures"] == []
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "falcon-lab-nowhere")
+    broken = call("plugins")
+    assert broken.exit_code == 0
+    assert broken.stderr.startswith("falcon-lab: warning: falcon-lab-nowhere did not load")
+    assert json.loads(broken.stdout)["failures"][0]["distribution"] == "falcon-lab-nowhere"
+    assert call("plugins", "--strict").exit_code == 1
+
+
+def test_doctor_prints_a_line_for_each_finding() -> None:
+    result = call("doctor")
+    assert result.exit_code == 0
+    assert any(line.split()[:1] == ["torch"] for line in result.stdout.splitlines())
+
+
+def test_every_command_explains_itself() -> None:
+    commands = {"run", "evaluate", "generate", "check", "plugins", "doctor", "view-data"}
+    assert commands <= set(cli.main.commands)
+    for name, command in cli.main.commands.items():
+        assert command.help, name
+        assert call(name, "--help").exit_code == 0
+    assert call("--help").exit_code == 0
+    assert call("--version").stdout == f"falcon-lab, version {falcon_lab.__version__}\n"
+
+
+def test_only_the_first_process_of_a_distributed_run_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.announce("first")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    cli.announce("second")
+    assert capsys.readouterr().out == "first\n"
+
+
+def test_color_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.wants_color(False)
+    assert not cli.wants_color(True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not cli.wants_color(False)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    root = Path(falcon_lab.__file__).parents[1]
+    ran = subprocess.run(
+        [sys.executable, "-m", "falcon_lab", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=root,
+    )
+    assert ran.stdout == f"falcon-lab, version {falcon_lab.__version__}\n", ran.stderr

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from falcon_lab.config_errors import ConfigError
+from falcon_lab.config_overrides import apply_overrides, parse_overrides
+
+
+def value_of(text: str) -> Any:
+    return parse_overrides([f"key={text}"])[0].value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4", 4),
+        ("4.0", 4.0),
+        ("1e-4", 1e-4),
+        ("true", True),
+        ("False", False),  # as a sweep writes it
+        ("null", None),
+        ("None", None),
+        ("abc", "abc"),
+        ("a=b", "a=b"),
+        ("'4'", "4"),
+        ("[4, 2, 1]", [4, 2, 1]),
+        ("[a, b]", ["a", "b"]),
+        ("['a', None, True, 1.5]", ["a", None, True, 1.5]),
+        ("(1, 2)", [1, 2]),
+        ("{'a': None, 'b': {'c': (1,)}}", {"a": None, "b": {"c": [1]}}),
+        ("{a: 1}", {"a": 1}),
+        ("${drafter.block}", "${drafter.block}"),
+        ("", None),
+    ],
+)
+def test_values_are_read_in_the_styles_of_shells_and_sweeps(text: str, value: Any) -> None:
+    found = value_of(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_two_dashes_in_front_change_nothing() -> None:
+    bare, dashed = parse_overrides(["a.b=1", "--a.b=1"])
+    assert (bare.key, bare.value) == (dashed.key, dashed.value) == ("a.b", 1)
+    assert dashed.label == "override '--a.b=1'"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--tree.depth", "override '--tree.depth': has no '='; write tree.depth=value"),
+        ("=3", "override '=3': has no full key before the '='"),
+        ("a..b=3", "override 'a..b=3': has no full key before the '='"),
+        ("a=[1", "override 'a=[1': a: the value cannot be read"),
+        ("a=${", "override 'a=${': a: the value cannot be read"),
+    ],
+)
+def test_what_is_no_override_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides([text])
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_mapping_is_merged_into_the_one_that_is_there() -> None:
+    tree = {"data": {"length": 3, "seed": 1, "deep": {"a": 1, "b": 2}}}
+    apply_overrides(tree, parse_overrides(["data={'seed': 2, 'deep': {'b': 3}}"]), {})
+    assert tree == {"data": {"length": 3, "seed": 2, "deep": {"a": 1, "b": 3}}}
+
+
+def test_an_empty_mapping_replaces_the_one_that_is_there() -> None:
+    tree: dict[str, Any] = {"variants": {"a": []}}
+    apply_overrides(tree, parse_overrides(["variants={}"]), {})
+    assert tree == {"variants": {}}
+
+
+def test_the_last_of_two_overrides_wins() -> None:
+    tree: dict[str, Any] = {}
+    apply_overrides(tree, parse_overrides(["a.b=1", "a.b=2"]), {})
+    assert tree == {"a": {"b": 2}}
+
+
+def test_an_override_covers_what_lies_below_it() -> None:
+    [override] = parse_overrides(["a.b=1"])
+    assert override.covers("a.b")
+    assert override.covers("a.b.c")
+    assert override.covers("a.b[0]")
+    assert not override.covers("a.bc")
+    assert not override.covers("a")
