@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningDataModule
-from tqdm.auto import tqdm
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from falcon_lab.data.corpora import Document, corpus
 from falcon_lab.data.encoding import Encoded, encode_all

@@ -33,8 +33,16 @@ class Teacher(Protocol):
 
     fingerprint: str
     hidden_size: int
-    dtype: torch.dtype
-    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target is."""
+        ...
 
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
         """``[B, T]`` long each -> features ``[B, T, H]``."""
@@ -138,7 +146,7 @@ def build_store(
     Raises:
         FalconLabError: a shard cannot be written; what was there before is still there.
     """
-    from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     plan.folder.mkdir(parents=True, exist_ok=True)
     if not (plan.folder / INDEX).exists():
