@@ -143,7 +143,15 @@ def measurement(prompts: int = 8, *, diverging: bool = False, lossy: bool = Fals
         hard = dice.uniform(0.9, 1.2)
         text = SAMPLE.format(number=number)
         rows["plain"].append(
-            row("plain", f"heldout/{number}", tokens=tokens, wall=0.9 * hard, text=text)
+            row(
+                "plain",
+                f"heldout/{number}",
+                tokens=tokens,
+                wall=0.9 * hard,
+                accepted=[0] * 127,
+                depth=0,
+                text=text,
+            )
         )
         opaque = row("HF generate", f"heldout/{number}", tokens=tokens, wall=1.6, identical=True)
         rows["HF generate"].append(_opaque(opaque))

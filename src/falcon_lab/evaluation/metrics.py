@@ -130,7 +130,7 @@ def summarise(
         new_tokens=new_tokens,
         wall=times.wall,
         tokens_per_second=new_tokens / times.wall,
-        decode_tokens_per_second=_ratio(sum(rounds.emitted), times.decode),
+        decode_tokens_per_second=_ratio(sum(rounds.emitted), times.decode) or None,
         speedup=statistics.speedup(plain, rows, seed=seed) if plain and new_tokens else None,
         **_drafting(rounds),
         acceptance=positions[0],

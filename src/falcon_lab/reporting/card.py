@@ -114,9 +114,9 @@ def _loading(target: Mapping[str, Any]) -> str:
 from falcon_lab.drafters.saved import load_drafter
 from falcon_lab.plugins import load_components
 from falcon_lab.schema import TargetConfig
-from falcon_lab.targets.loading import load_target
+from falcon_lab.targets.builtin import ensure_target
 
-target = load_target(TargetConfig(name={target["name"]!r}))
+target = ensure_target(TargetConfig(name={json.dumps(target["name"])}))
 drafter = load_drafter("path/to/this/folder", target, load_components())
 ```
 

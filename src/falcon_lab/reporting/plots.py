@@ -81,13 +81,14 @@ def colours(methods: Methods) -> dict[str, str]:
 
 
 def training_curves(history: list[dict[str, Any]]) -> str:
-    """Loss, accuracy by place in the block, expected acceptance and the glance ratio."""
+    """Loss, accuracy by place in the block, expected acceptance and τ, and the glance ratio."""
     panels = [
         (title, found)
         for title, pattern in (
             ("Loss", r"(train|val)/loss"),
             ("Accuracy by place in the block", r"(train|val)/position_\d+/accuracy"),
-            ("Expected acceptance", r"val/.*(accept|tau).*"),
+            ("Expected acceptance, 1 − TV", r"val/(position_\d+/)?accept_rate"),
+            ("Expected τ, bonus token counted", r"val/expected_accept_length\w*"),
             ("Glance ratio λ", r"train/glance_ratio"),
         )
         if (found := _matching(history, pattern))
@@ -95,9 +96,12 @@ def training_curves(history: list[dict[str, Any]]) -> str:
     if not panels:
         return ""
 
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+
     def paint(figure: Figure) -> None:
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axis, (title, names) in zip(axes, panels, strict=True):
+        axes = figure.subplots(rows, columns, squeeze=False).flat
+        for axis, (title, names) in zip(axes, panels, strict=False):
             for colour, name in zip(COLOURS * 3, names, strict=False):
                 steps, values = series(history, name)
                 style = {"marker": "o", "markersize": 3} if name.startswith("val/") else {}
@@ -105,8 +109,10 @@ def training_curves(history: list[dict[str, Any]]) -> str:
             axis.set_title(title)
             axis.set_xlabel("step")
             axis.legend()
+        for axis in list(axes)[len(panels) :]:
+            axis.set_visible(False)
 
-    return draw(3.3 * max(2, len(panels)), 2.8, paint, "curves")
+    return draw(9, 2.7 * rows, paint, "curves")
 
 
 def _matching(history: list[dict[str, Any]], pattern: str) -> list[str]:
@@ -115,7 +121,8 @@ def _matching(history: list[dict[str, Any]], pattern: str) -> list[str]:
 
 
 def _short(metric: str) -> str:
-    return metric.removesuffix("/accuracy").replace("position_", "position ").replace("_", " ")
+    metric = re.sub(r"(position_\d+)/\w+", r"\1", metric)
+    return metric.replace("_", " ")
 
 
 def acceptance(methods: Methods) -> str:
@@ -159,10 +166,12 @@ def time_split(methods: Methods) -> str:
     if not timed:
         return ""
 
+    longest = max(sum(s["milliseconds_per_token"].values()) for s in timed.values())
+
     def paint(figure: Figure) -> None:
         axis = figure.subplots()
         for row, summary in enumerate(timed.values()):
-            _stack(axis, row, summary["milliseconds_per_token"])
+            _stack(axis, row, summary["milliseconds_per_token"], room=0.05 * longest)
         _method_axis(axis, timed)
         axis.set_xlabel("milliseconds per new token, prefill included")
         shown = {part for s in timed.values() for part in s["milliseconds_per_token"]}
@@ -176,18 +185,26 @@ def time_split(methods: Methods) -> str:
     return draw(9, 1.3 + 0.42 * len(timed), paint, "time")
 
 
-def _stack(axis: Axes, row: int, parts: Mapping[str, float]) -> None:
+def _stack(axis: Axes, row: int, parts: Mapping[str, float], *, room: float) -> None:
+    """One bar; a part is labelled when it is at least ``room`` wide."""
     left, whole = 0.0, sum(parts.values())
     for part, (_, colour) in PARTS.items():
         width = parts.get(part, 0.0)
         axis.barh(row, width, left=left, color=colour, height=0.66)
-        if part != "other" and whole and width / whole >= 0.08:
+        if part != "other" and width >= room:
             middle = left + width / 2
             axis.text(
                 middle, row, f"{width:.2g}", ha="center", va="center", color="white", fontsize=9
             )
         left += width
-    axis.text(left, row, f"  {whole:.3g}", va="center", color=INK, fontsize=9)
+    _beside(axis, left, row, f"{whole:.3g}")
+
+
+def _beside(axis: Axes, x: float, row: int, text: str) -> None:
+    """Text just right of a bar's end."""
+    axis.annotate(
+        text, (x, row), (5, 0), textcoords="offset points", va="center", color=INK, fontsize=10
+    )
 
 
 def _method_axis(axis: Axes, methods: Methods) -> None:
@@ -224,7 +241,7 @@ def _interval(axis: Axes, row: int, speedup: Mapping[str, Any], colour: str) -> 
     if low is not None:
         axis.plot([low, high], [row, row], color=INK, linewidth=1.6, marker="|", markersize=9)
         edge = max(edge, high)
-    axis.text(edge, row, f"  {ratio:.2f}×", va="center", color=INK)
+    _beside(axis, edge, row, f"{ratio:.2f}×")
 
 
 def accepted_histograms(methods: Methods) -> str:

@@ -8,6 +8,7 @@ target's own token that follows), and where it is from: ``prompt``, ``method``, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -104,31 +105,48 @@ def draw_text(tree: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def layout(parents: Sequence[int], path: Sequence[int]) -> tuple[list[int], list[float]]:
-    """Depth and vertical place (in rows) of every node, from the root at depth 0.
+@dataclass(frozen=True)
+class Layout:
+    """Where the nodes of a tree stand.
 
-    Leaves take a row each, top to bottom; a parent stands in the middle of its children. The
-    accepted path's end gets a row of its own below its children for the token that follows.
+    Attributes:
+        depth: column of every node, 0 for the root.
+        place: vertical place of every node, in rows.
+        after: row of the token that follows the accepted path.
+        rows: rows in all.
+    """
+
+    depth: list[int]
+    place: list[float]
+    after: int
+    rows: int
+
+
+def layout(parents: Sequence[int], path: Sequence[int]) -> Layout:
+    """Leaves take a row each, top to bottom; a parent stands in the middle of its children.
+
+    The token that follows the path gets a row below whatever grows out of the path's end.
     """
     children = children_of(parents)
     depth = [0] * len(parents)
     place = [0.0] * len(parents)
-    end = path[-1]
-    row = 0
+    rows = after = 0
 
     def settle(node: int) -> None:
-        nonlocal row
+        nonlocal rows, after
         for child in children[node]:
             depth[child] = depth[node] + 1
             settle(child)
         spots = [place[child] for child in children[node]]
-        if not spots or node == end:
-            spots.append(float(row))
-            row += 1
+        if node == path[-1]:
+            after = rows
+        if node == path[-1] or not spots:
+            spots.append(float(rows))
+            rows += 1
         place[node] = (min(spots) + max(spots)) / 2
 
     settle(0)
-    return depth, place
+    return Layout(depth, place, after, rows)
 
 
 def draw_svg(tree: Mapping[str, Any]) -> str:
@@ -145,9 +163,10 @@ class _Drawing:
         self.path: list[int] = list(tree["accepted"])
         self.labels = [visible(text) for text in tree["texts"]]
         self.next = visible(tree["next"]) if tree.get("next") is not None else None
-        self.depth, place = layout(self.parents, self.path)
-        self.y = [PAD + ROW * (p + 0.5) for p in place]
-        self.rows = max(place) + 1
+        found = layout(self.parents, self.path)
+        self.depth, self.rows = found.depth, found.rows
+        self.y = [PAD + ROW * (p + 0.5) for p in found.place]
+        self.after = PAD + ROW * (found.after + 0.5)
         self.x, self.width = self._columns()
 
     def _columns(self) -> tuple[list[float], float]:
@@ -211,21 +230,12 @@ class _Drawing:
             return []
         end = self.path[-1]
         x = self.x[self.depth[end] + 1]
-        below = [self.y[n] for n, p in enumerate(self.parents) if p == end]
-        y = self.y[end] if not below else max(self._lowest(end) + ROW, self.y[end])
         start = self.x[self.depth[end]] + self._box(self.labels[end])
         dashed = 'stroke="#1f7a4d" stroke-width="1.5" stroke-dasharray="4 3"'
         return [
-            self._curve(start, self.y[end], x, y, dashed),
-            self._label(x, y, self.next, f'fill="#ffffff" {dashed}', "#1f7a4d"),
+            self._curve(start, self.y[end], x, self.after, dashed),
+            self._label(x, self.after, self.next, f'fill="#ffffff" {dashed}', "#1f7a4d"),
         ]
-
-    def _lowest(self, node: int) -> float:
-        lowest = self.y[node]
-        for child, parent in enumerate(self.parents):
-            if parent == node:
-                lowest = max(lowest, self._lowest(child))
-        return lowest
 
     def _label(self, x: float, y: float, label: str, style: str, ink: str) -> str:
         return (
