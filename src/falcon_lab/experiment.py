@@ -93,13 +93,18 @@ STAGE: dict[str, Callable[..., None]] = {
 
 def run_variants(
     experiments: list[tuple[str, int, Experiment]], *, announce: Callable[[str], None]
-) -> list[Path]:
-    """Run every (variant, seed) in a folder of its own; the folders, in that order."""
-    folders = []
+) -> None:
+    """Run every (variant, seed) in a folder of its own, then put them side by side."""
+    done = []
     for name, seed, experiment in experiments:
         announce(f"== {name}, seed {seed}")
-        folders.append(run(experiment, announce=announce).folder)
-    return folders
+        finished = run(experiment, announce=announce)
+        if finished.is_worker:
+            return
+        done.append((name, seed, finished.folder))
+    from falcon_lab.reporting.variants import tabulate
+
+    announce(tabulate(done, done[0][2].parent))
 
 
 def evaluate_saved(

@@ -50,7 +50,9 @@ def next_token_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, int]:
     of the same document.
     """
     counts = batch.loss_mask[:, 1:] & (batch.documents[:, 1:] == batch.documents[:, :-1])
-    loss = F.cross_entropy(logits[:, :-1][counts].float(), batch.tokens[:, 1:][counts], reduction="sum")
+    loss = F.cross_entropy(
+        logits[:, :-1][counts].float(), batch.tokens[:, 1:][counts], reduction="sum"
+    )
     return loss, int(counts.sum())
 
 

@@ -69,9 +69,7 @@ def parses(source: str | None) -> bool:
     return True
 
 
-def judge(
-    gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence[float]
-) -> Quality:
+def judge(gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence[float]) -> Quality:
     """Compare the figures with the gate."""
     parse_share, distinct_mean = mean(parsed), mean(distinct)
     missed = []
