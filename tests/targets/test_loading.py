@@ -207,6 +207,17 @@ def test_code_from_the_repository_is_never_run(tmp_path: Path) -> None:
     assert "needs code from its repository, which is never run" in refused(tmp_path)
 
 
+def test_a_family_without_sdpa_is_sent_to_eager_and_loads_there(tmp_path: Path) -> None:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    shape = {"n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+    ends = {"bos_token_id": None, "eos_token_id": 0}
+    GPTJForCausalLM(GPTJConfig(vocab_size=64, n_embd=32, **shape, **ends)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert "does not support sdpa; set target.attention=eager" in refused(tmp_path)
+    assert load(tmp_path, attention="eager").max_positions == 64
+
+
 def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     assert f"target {tmp_path} has no tokenizer that can be read" in refused(tmp_path)

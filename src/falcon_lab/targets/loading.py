@@ -239,6 +239,8 @@ def _refuse(config: TargetConfig, error: Exception) -> Never:
     if "trust_remote_code" in str(error):
         reason = "it needs code from its repository, which is never run; choose a model that "
         reason += "transformers knows by itself"
+    elif "attention implementation" in str(error):
+        reason = f"it does not support {config.attention}; set target.attention=eager"
     elif not Path(config.name).exists():
         reason = f"no folder of that name, and as a hub id: {reason}"
     raise FalconLabError(f"target {config.name} cannot be loaded: {reason}") from error
