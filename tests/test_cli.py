@@ -37,12 +37,17 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
 
     seen: list[Experiment] = []
 
-    def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Any:
+    def run(experiment: Experiment, *, announce: Callable[[str], None]) -> None:
         announce("running")
         seen.append(experiment)
-        return type("Run", (), {"folder": Path(experiment.out)})
+
+    def run_variants(
+        everything: list[tuple[str, int, Experiment]], *, announce: Callable[[str], None]
+    ) -> None:
+        seen.extend(experiment for _, _, experiment in everything)
 
     monkeypatch.setattr(falcon_lab.experiment, "run", run)
+    monkeypatch.setattr(falcon_lab.experiment, "run_variants", run_variants)
     return seen
 
 

@@ -184,18 +184,24 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_a_wheel_with_three_components_shows_all_three(sample: Path) -> None:
+def with_sample(sample: Path, *arguments: str) -> str:
+    """``falcon-lab`` with the sample distribution beside it: what it prints."""
     here = str(Path(falcon_lab.__file__).parents[1])
     environment = {**os.environ, "FALCON_LAB_PLUGINS": "falcon-lab-sample"}
     environment["PYTHONPATH"] = os.pathsep.join([str(sample), here])
     ran = subprocess.run(
-        [sys.executable, "-m", "falcon_lab", "plugins", "--strict"],
+        [sys.executable, "-m", "falcon_lab", *arguments],
         capture_output=True,
         text=True,
         env=environment,
     )
     assert ran.returncode == 0, ran.stderr
-    listing = json.loads(ran.stdout)
+    assert ran.stderr == ""
+    return ran.stdout
+
+
+def test_a_wheel_with_three_components_shows_all_three(sample: Path) -> None:
+    listing = json.loads(with_sample(sample, "plugins", "--strict"))
     brought = {
         (each["kind"], each["name"], each["version"])
         for each in listing["components"]
@@ -207,3 +213,16 @@ def test_a_wheel_with_three_components_shows_all_three(sample: Path) -> None:
         ("tree_builder", "sample-rake", "0.3.0"),
     }
     assert listing["failures"] == []
+
+
+def test_a_yaml_may_name_all_three_components_of_a_wheel(sample: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "drafter: {name: sample-mlp, width: 1}\n"
+        "glancing: {name: sample-step}\n"
+        "tree: {name: falcon-lab-sample/sample-rake, depth: 2}\n"
+    )
+    resolved = with_sample(sample, "run", str(path), "--dry-run")
+    assert "  name: sample-mlp\n  width: 1\n" in resolved
+    assert "  name: sample-step\n  until: 0.5\n  ratio: 0.3\n" in resolved
+    assert "  name: falcon-lab-sample/sample-rake\n  width: 2\n  depth: 2\n" in resolved

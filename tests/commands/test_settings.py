@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falcon_lab.commands.settings import decoding_experiment
+from falcon_lab.config_errors import ConfigError
+from falcon_lab.errors import FalconLabError
+
+
+@pytest.fixture(autouse=True)
+def _built_ins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "")
+
+
+def saved(folder: Path, target: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"drafter": {}, "target": target}))
+    return folder
+
+
+def test_a_shared_drafter_brings_the_name_of_its_target(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "drafter", {"name": "org/model: 7b", "revision": None})
+    target = decoding_experiment(folder, []).target
+    assert (target.name, target.revision, target.pretraining) == ("org/model: 7b", None, None)
+
+
+def test_a_drafter_in_a_runs_folder_brings_the_whole_target(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run" / "drafter", {"name": "mine"})
+    facts = {"target.name": "mine", "target.pretraining.steps": 7, "target.dtype": "float64"}
+    (folder.parent / "training.json").write_text(json.dumps({**facts, "data.length": 3}))
+    experiment = decoding_experiment(folder, [])
+    assert experiment.target.dtype == "float64"
+    assert experiment.target.pretraining is not None
+    assert experiment.target.pretraining.steps == 7
+    assert experiment.data.length == 256
+
+
+def test_what_the_user_says_wins(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "drafter", {"name": "one"})
+    experiment = decoding_experiment(folder, ["target.name=two", "tree.depth=9"])
+    assert (experiment.target.name, experiment.tree["depth"]) == ("two", 9)
+    with pytest.raises(ConfigError, match=r"tree\.dept: unknown key"):
+        decoding_experiment(folder, ["tree.dept=9"])
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_a_folder_without_a_description_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(FalconLabError, match=str(tmp_path / "config.json")):
+        decoding_experiment(tmp_path, [])
