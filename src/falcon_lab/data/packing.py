@@ -46,7 +46,7 @@ class PackedRows:
     @property
     def filled(self) -> float:
         """Share of the tokens that are no padding."""
-        return float((self.documents != PADDING).float().mean())
+        return float((self.documents != PADDING).double().mean())
 
     def take(self, count: int) -> PackedRows:
         """The first ``count`` rows."""

@@ -17,7 +17,7 @@ PLAIN = (
     "{% for message in messages %}"
     "### {{ message['role'] | capitalize }}\n"
     "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] }}{{ eos_token }}{% endgeneration %}\n"
+    "{% generation %}{{ message['content'] }}{{ eos_token }}{% endgeneration %}"
     "{% else %}{{ message['content'] }}\n{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}### Assistant\n{% endif %}"

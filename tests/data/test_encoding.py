@@ -1,0 +1,101 @@
+from functools import cache
+from typing import Any
+
+import pytest
+
+from falcon_lab.data.corpora import Document
+from falcon_lab.data.encoding import TOGETHER, Encoded, chunks, encode, encode_all
+from falcon_lab.data.generated import generate_modules
+from falcon_lab.data.templating import PLAIN
+from falcon_lab.data.tokenizer import train_tokenizer
+from falcon_lab.data.view import spans
+from falcon_lab.errors import FalconLabError
+
+CHAT = Document(
+    "c",
+    messages=[
+        {"role": "user", "content": "def f"},
+        {"role": "assistant", "content": "return x"},
+        {"role": "user", "content": "again"},
+        {"role": "assistant", "content": "return y"},
+    ],
+    source="chats.jsonl:7",
+)
+CHATML = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@cache
+def tokenizer() -> Any:
+    return train_tokenizer(generate_modules("train", 20), 300)
+
+
+class WithoutOffsets:
+    """A tokenizer as transformers has them in Python: it does not tell where tokens stand."""
+
+    is_fast = False
+
+    def __init__(self, joining: bool = False) -> None:
+        self.joining = joining
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tokenizer(), name)
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        if self.joining:  # one token of the whole, which no prefix shares
+            return {"input_ids": [len(text)]}
+        return {"input_ids": [ord(character) for character in text]}
+
+
+def test_a_text_is_learnt_whole_and_ends_with_eos_once() -> None:
+    encoded = encode(Document("a", text="x = 1\n"), tokenizer())
+    assert tokenizer().decode(encoded.tokens) == "x = 1\n<|endoftext|>"
+    assert all(encoded.loss_mask)
+    ended = encode(Document("a", text="x = 1\n<|endoftext|>"), tokenizer())
+    assert ended.tokens == encoded.tokens
+
+
+def test_of_a_chat_only_what_the_assistant_says_is_learnt() -> None:
+    assert spans(CHAT, tokenizer(), CHATML) == [
+        ("[user]def f\n[assistant]", False),
+        ("return x\n", True),
+        ("[user]again\n[assistant]", False),
+        ("return y\n", True),
+    ]
+
+
+def test_a_tokenizer_that_tells_no_offsets_gives_the_same_mask_by_prefixes() -> None:
+    encoded = encode(CHAT, WithoutOffsets(), CHATML)
+    learnt = [chr(t) for t, m in zip(encoded.tokens, encoded.loss_mask, strict=True) if m]
+    assert "".join(learnt) == "return x\nreturn y\n"
+
+
+def test_prefixes_that_do_not_hold_are_an_error_with_the_samples_id() -> None:
+    with pytest.raises(FalconLabError, match=r"sample c \(chats\.jsonl:7\): the tokenizer joins"):
+        encode(CHAT, WithoutOffsets(joining=True), CHATML)
+
+
+def test_a_chat_with_nothing_to_learn_is_an_error_with_the_samples_id() -> None:
+    alone = Document("q", messages=[{"role": "user", "content": "hi"}], source="f.jsonl:3")
+    for template in (CHATML, PLAIN):
+        with pytest.raises(FalconLabError, match=r"sample q \(f\.jsonl:3\): nothing in it"):
+            encode(alone, tokenizer(), template)
+
+
+def test_encoding_many_is_encoding_each() -> None:
+    texts = [Document(str(n), text=t) for n, t in enumerate(generate_modules("train", 70))]
+    assert len(texts) > TOGETHER
+    mixed = [*texts[:3], CHAT, *texts[3:]]
+    for documents in (texts, mixed):
+        together = list(encode_all(documents, tokenizer(), PLAIN))
+        assert together == [encode(document, tokenizer(), PLAIN) for document in documents]
+
+
+def test_chunks_keep_the_mask_and_drop_what_teaches_nothing() -> None:
+    encoded = Encoded(list(range(7)), [False, False, False, True, False, True, True])
+    assert list(chunks(encoded, 3)) == [
+        Encoded([3, 4, 5], [True, False, True]),
+        Encoded([6], [True]),
+    ]

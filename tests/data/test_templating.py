@@ -1,0 +1,128 @@
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falcon_lab.data.corpora import Document
+from falcon_lab.data.generated import generate_modules
+from falcon_lab.data.templating import PLAIN, Rendered, load_template, render
+from falcon_lab.data.tokenizer import train_tokenizer
+from falcon_lab.errors import FalconLabError
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+COUNTING = "{{ messages | length }}: {% for m in messages %}{{ m.content }};{% endfor %}"
+
+
+@cache
+def tokenizer() -> Any:
+    return train_tokenizer(generate_modules("train", 20), 300)
+
+
+def chat(*turns: str) -> Document:
+    """Turns of user and assistant in alternation."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    return Document("c", messages=messages, source="chats.jsonl:7")
+
+
+def learnt(rendered: Rendered) -> list[str]:
+    return [rendered.text[start:end] for start, end in rendered.learnt]
+
+
+def test_marks_of_the_template_say_what_is_learnt() -> None:
+    rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), PLAIN)
+    # The engine trims the newline behind a block, so the template's last one is not shown.
+    assert rendered.text == (
+        "### User\nhi\n### Assistant\nyo<|endoftext|>### User\nand?\n### Assistant\nno<|endoftext|>"
+    )
+    assert learnt(rendered) == ["yo<|endoftext|>", "no<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if m.role == 'assistant' %}\n"
+        "  {%- generation -%}  \n {{ m.content }}!  {%- endgeneration -%}\n {% else %}"
+        "{{ m.content }}?{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m.role == 'assistant' %}\n"
+        "  {% generation %}\n{{ m.content }}!\n  {% endgeneration %}\n"
+        "{% else %}{{ m.content }}?{% endif %}\n{% endfor %}",
+    ],
+)
+def test_marks_agree_with_what_transformers_reads_from_them(template: str) -> None:
+    document = chat("hi", "yo there", "and", "no thing")
+    own = render(document, tokenizer(), template)
+    theirs = tokenizer().apply_chat_template(
+        document.messages,
+        chat_template=template,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    encoded = tokenizer()(own.text, return_offsets_mapping=True, add_special_tokens=False)
+    mask = [
+        int(any(first <= start < last for first, last in own.learnt))
+        for start, _ in encoded["offset_mapping"]
+    ]
+    assert encoded["input_ids"] == theirs["input_ids"]
+    assert mask == theirs["assistant_masks"]
+
+
+def test_without_marks_answers_are_found_between_prompts() -> None:
+    rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), CHATML)
+    assert learnt(rendered) == ["yo<|im_end|>\n", "no<|im_end|>\n"]
+
+
+def test_an_answer_that_looks_different_while_it_is_the_last_is_found_too() -> None:
+    rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), THINKING)
+    assert learnt(rendered) == ["yo<|im_end|>\n", "<think></think>\nno<|im_end|>\n"]
+
+
+def test_what_an_assistant_says_first_of_all_is_context() -> None:
+    messages = [
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+    ]
+    rendered = render(Document("c", messages=messages), tokenizer(), CHATML)
+    assert learnt(rendered) == ["yo<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        (COUNTING, "mark the answers in it"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses it .*roles must alternate"),
+        ("{% for m in messages %}{{ m.content", "refuses it"),
+    ],
+)
+def test_a_template_that_does_not_serve_is_an_error_with_the_samples_id(
+    template: str, fault: str
+) -> None:
+    with pytest.raises(FalconLabError, match=rf"sample c \(chats\.jsonl:7\): .*{fault}"):
+        render(chat("hi", "yo", "and?", "no"), tokenizer(), template)
+
+
+def test_a_tokenizer_without_a_template_asks_for_one() -> None:
+    with pytest.raises(FalconLabError, match=r"set data\.chat_template=plain"):
+        render(chat("hi", "yo"), tokenizer())
+
+
+def test_templates_have_names(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(CHATML)
+    assert load_template(None) is None
+    assert load_template("plain") == PLAIN
+    assert load_template(str(file)) == CHATML
+    with pytest.raises(FalconLabError, match=r"data\.chat_template: cannot read 'gone'"):
+        load_template("gone")
