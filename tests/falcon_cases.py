@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_models import tiny_target
 from torch import Tensor
 
 from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import BuildContext, DrafterInputs
+from tiny_models import tiny_target
 
 HIDDEN, VOCABULARY = 32, 64
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from falcon_cases import HIDDEN, drafter, inputs, rows
-from tiny_models import FAMILIES
 from torch import Tensor
 
+from falcon_cases import HIDDEN, drafter, inputs, rows
 from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import (
@@ -18,6 +17,7 @@ from falcon_lab.protocols import (
     Reveal,
     TrainableDrafter,
 )
+from tiny_models import FAMILIES
 
 BLOCKS = [1, 2, 3, 4]
 SWITCHES = [

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from falcon_cases import HIDDEN, VOCABULARY, drafter, rows
-from tiny_models import POSITIONS
 from torch import Tensor
 
+from falcon_cases import HIDDEN, VOCABULARY, drafter, rows
 from falcon_lab.drafters import falcon_decoding
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from tiny_models import POSITIONS
 
 ROOT = Frontier.root(torch.device("cpu"))
 Path = list[tuple[Tensor, Tensor]]  # blocks from the root: tokens [k], features [k, H]

@@ -98,7 +98,8 @@ class DecodeProbe(Callback):
             return
         self._looked_at = step
         if trainer.is_global_zero and (mean := self.mean_accepted(pl_module, step)) is not None:
-            pl_module.log("decode/mean_accepted", mean, rank_zero_only=True, batch_size=1)
+            for logger in trainer.loggers:  # ``log`` would repeat the value in later steps
+                logger.log_metrics({"decode/mean_accepted": mean}, step=step - 1)
 
     def mean_accepted(self, module: LightningModule, step: int) -> float | None:
         """Tokens per verification over all prompts; None when nothing was verified."""

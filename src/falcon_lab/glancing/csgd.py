@@ -28,9 +28,12 @@ class Csgd:
         self.token_source = cast(Literal["target", "data"], config.tokens)
         self.keep_revealed_in_loss = config.revealed_in_loss
         self._start, self._end = config.start, config.end
+        self._possible = context.block != 1  # a block of one row has no proper prefix
 
     def ratio(self, progress: float) -> float:
-        """λ falls linearly from ``start`` to ``end``."""
+        """λ falls linearly from ``start`` to ``end``; 0 where k = 1."""
+        if not self._possible:
+            return 0.0
         progress = min(max(progress, 0.0), 1.0)
         return self._start + (self._end - self._start) * progress
 

@@ -1,0 +1,89 @@
+import torch
+from torch import Tensor
+
+from falcon_lab.data.batch import Batch
+from falcon_lab.distillation.labelling import drafter_inputs, label_rows
+from falcon_lab.protocols import Prediction
+
+
+def _batch() -> Batch:
+    """One sequence: a document of 5 tokens, one of 3, two tokens of padding."""
+    tokens = torch.arange(100, 110)[None]
+    documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, -1, -1]])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]])
+    return Batch(tokens, documents >= 0, documents, positions, torch.tensor(0))
+
+
+def _features() -> Tensor:
+    return torch.arange(10.0).view(1, 10, 1).expand(1, 10, 3)
+
+
+def _prediction(label: list[int], source: list[int]) -> Prediction:
+    zeros = torch.zeros(1, len(label), dtype=torch.long)
+    rows = torch.tensor([label]), torch.tensor([source])
+    return Prediction(None, None, *rows, slot=zeros, group=zeros)
+
+
+def _generators() -> tuple[torch.Generator, torch.Generator]:
+    return torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+
+
+def _valid(label: list[int], source: list[int], given: Batch | None = None) -> list[bool]:
+    labels = label_rows(given or _batch(), _features(), _prediction(label, source))
+    return labels.valid[0].tolist()
+
+
+def test_a_row_joins_a_feature_with_the_token_after_it() -> None:
+    inputs = drafter_inputs(_batch(), _features(), 0.0, _generators())
+    assert inputs.tokens[0].tolist() == list(range(101, 110))
+    assert torch.equal(inputs.features, _features()[:, :-1])
+    assert inputs.documents.shape == inputs.positions.shape == (1, 9)
+
+
+def test_noise_is_uniform_and_leaves_the_labels_alone() -> None:
+    features = torch.zeros(1, 2000, 5)
+    long = Batch(*(x.expand(1, 10).repeat(1, 200) for x in _batch()[:4]), torch.tensor(0))
+    noisy = drafter_inputs(long, features, 0.1, _generators()).features
+    assert noisy.abs().max() <= 0.1
+    assert noisy.max() > 0.099
+    assert noisy.min() < -0.099
+    assert abs(float(noisy.mean())) < 2e-3
+    again = drafter_inputs(long, features, 0.1, _generators()).features
+    assert torch.equal(noisy, again)
+    assert features.eq(0).all()
+
+
+def test_the_label_gives_the_feature_and_the_token_after_it() -> None:
+    labels = label_rows(_batch(), _features(), _prediction([2, 3], [1, 1]))
+    assert labels.features[0, :, 0].tolist() == [2, 3]
+    assert labels.tokens[0].tolist() == [103, 104]
+
+
+def test_labels_whose_next_token_is_of_another_document_do_not_count() -> None:
+    # h_3 is about token 4, the document's last; h_4 would be about the next document.
+    assert _valid([3, 4, 5, 6, 7], [2, 3, 5, 5, 6]) == [True, False, True, True, False]
+
+
+def test_a_row_whose_newest_input_is_of_another_document_does_not_count() -> None:
+    assert _valid([5, 6, 6], [4, 4, 5]) == [False, False, True]
+
+
+def test_labels_outside_the_sequence_do_not_count() -> None:
+    whole = _batch()._replace(
+        documents=torch.zeros(1, 10, dtype=torch.long),
+        loss_mask=torch.ones(1, 10, dtype=torch.bool),
+    )
+    assert _valid([-1, 8, 9, 12], [0, 7, 8, 8], whole) == [False, True, False, False]
+    assert _valid([3, 3], [-1, 11], whole) == [False, False]
+
+
+def test_padding_never_counts() -> None:
+    given = _batch()._replace(loss_mask=torch.ones(1, 10, dtype=torch.bool))
+    assert _valid([8], [8], given) == [False]
+
+
+def test_only_tokens_that_are_to_be_learnt_count() -> None:
+    mask = _batch().loss_mask.clone()
+    mask[0, 3] = False
+    # The mask is that of the predicted token, label + 1.
+    assert _valid([1, 2, 3], [0, 1, 2], _batch()._replace(loss_mask=mask)) == [True, False, True]

@@ -1,0 +1,199 @@
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from falcon_lab.builtins import FalconConfig
+from falcon_lab.drafters import saved
+from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.drafters.saved import load_drafter, read_config, save_drafter
+from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins import load_components
+from falcon_lab.protocols import BuildContext, Frontier, Observation
+from falcon_lab.targets.target import Target
+from tiny_models import tiny_target
+
+NODE = {"name": "falcon", "block": 3, "layers": 2, "query": "newest"}
+ORIGIN = {"name": "falcon", "distribution": "falcon-lab", "version": "0"}
+
+
+def _drafter(target: Target, seed: int = 0) -> FalconDrafter:
+    torch.manual_seed(seed)
+    options = {key: value for key, value in NODE.items() if key != "name"}
+    return FalconDrafter(FalconConfig(**options), BuildContext(target)).eval()  # type: ignore[arg-type]
+
+
+def _save(folder: Path, target: Target, seed: int = 0) -> FalconDrafter:
+    made = _drafter(target, seed)
+    save_drafter(folder, made, node=NODE, provenance=ORIGIN, target=target, card=f"# seed {seed}")
+    return made
+
+
+def _drafts(drafter: Any) -> torch.Tensor:
+    drafter.reset(torch.tensor(3))
+    features = torch.linspace(-1, 1, 4 * 32).view(4, 32)
+    drafter.observe(Observation(torch.tensor([4, 5, 6, 7]), features))
+    return drafter.draft(Frontier.root(torch.device("cpu"))).logits
+
+
+def _load(folder: Path, target: Target, **options: Any) -> Any:
+    return load_drafter(folder, target, load_components(), **options)
+
+
+def test_a_saved_drafter_drafts_as_before(tmp_path: Path) -> None:
+    target = tiny_target()
+    made = _save(tmp_path / "drafter", target)
+    loaded = _load(tmp_path / "drafter", target)
+    assert not loaded.training
+    assert torch.equal(_drafts(loaded), _drafts(made))
+    assert sorted(p.name for p in (tmp_path / "drafter").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    assert (tmp_path / "drafter" / "README.md").read_text() == "# seed 0"
+
+
+def test_the_folder_says_what_it_is(tmp_path: Path) -> None:
+    target = tiny_target()
+    _save(tmp_path / "drafter", target)
+    config = read_config(tmp_path / "drafter")
+    assert config["drafter"] == NODE
+    assert config["provenance"] == ORIGIN
+    assert config["target"]["fingerprint"] == target.fingerprint
+    assert config["target"]["name"] == "tiny-llama"
+
+
+def test_a_drafter_takes_the_target_s_precision(tmp_path: Path) -> None:
+    target = tiny_target()
+    _save(tmp_path / "drafter", target)
+    target.model.double()
+    loaded = _load(tmp_path / "drafter", target)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float64}
+    assert _drafts(loaded).dtype == torch.float64
+
+
+def test_another_target_is_refused_by_both_fingerprints_unless_forced(tmp_path: Path) -> None:
+    target, other = tiny_target(), tiny_target(seed=5)
+    _save(tmp_path / "drafter", target)
+    with pytest.raises(FalconLabError) as caught:
+        _load(tmp_path / "drafter", other)
+    assert target.fingerprint in str(caught.value)
+    assert other.fingerprint in str(caught.value)
+    assert _drafts(_load(tmp_path / "drafter", other, force=True)).isfinite().all()
+
+
+def test_forcing_a_drafter_of_another_width_names_the_file(tmp_path: Path) -> None:
+    _save(tmp_path / "drafter", tiny_target())
+    with pytest.raises(FalconLabError, match=r"model\.safetensors does not fit"):
+        _load(tmp_path / "drafter", tiny_target(hidden=64), force=True)
+
+
+@pytest.mark.parametrize("left", [0, 4, 1000])
+def test_truncated_weights_are_named(tmp_path: Path, left: int) -> None:
+    target = tiny_target()
+    _save(tmp_path / "drafter", target)
+    weights = tmp_path / "drafter" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:left])
+    with pytest.raises(FalconLabError, match=r"model\.safetensors is damaged"):
+        _load(tmp_path / "drafter", target)
+
+
+def test_missing_and_strange_files_are_named(tmp_path: Path) -> None:
+    target = tiny_target()
+    with pytest.raises(FalconLabError, match="no saved drafter here"):
+        _load(tmp_path / "nothing", target)
+    _save(tmp_path / "drafter", target)
+    config = tmp_path / "drafter" / "config.json"
+    for content, problem in (("{", "cannot be read"), ("[]", "cannot be read"), ("{}", "not the")):
+        config.write_text(content)
+        with pytest.raises(FalconLabError, match=rf"config\.json: .*{problem}"):
+            _load(tmp_path / "drafter", target)
+    _save(tmp_path / "drafter", target)
+    (tmp_path / "drafter" / "model.safetensors").unlink()
+    with pytest.raises(FalconLabError, match=r"model\.safetensors is missing"):
+        _load(tmp_path / "drafter", target)
+
+
+def test_a_drafter_of_an_absent_plug_in_is_named(tmp_path: Path) -> None:
+    target = tiny_target()
+    _save(tmp_path / "drafter", target)
+    path = tmp_path / "drafter" / "config.json"
+    config = json.loads(path.read_text())
+    config["drafter"] = {"name": "nonesuch"}
+    path.write_text(json.dumps(config))
+    with pytest.raises(FalconLabError, match="nonesuch"):
+        _load(tmp_path / "drafter", target)
+
+
+def test_no_pickle_is_ever_read(tmp_path: Path) -> None:
+    target = tiny_target()
+    made = _save(tmp_path / "drafter", target)
+    weights = tmp_path / "drafter" / "model.safetensors"
+    torch.save(made.state_dict(), weights)
+    with pytest.raises(FalconLabError, match=r"model\.safetensors is damaged"):
+        _load(tmp_path / "drafter", target)
+
+
+def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
+    target = tiny_target()
+    _save(tmp_path / "drafter", target)
+    newer = _save(tmp_path / "drafter", target, seed=1)
+    assert torch.equal(_drafts(_load(tmp_path / "drafter", target)), _drafts(newer))
+    assert [p.name for p in tmp_path.iterdir()] == ["drafter"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    target = tiny_target()
+    if there:
+        old = _save(tmp_path / "drafter", target)
+
+    def fill_up(path: Path, drafter: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saved, "_write_weights", fill_up)
+    with pytest.raises(FalconLabError, match="No space left"):
+        _save(tmp_path / "drafter", target, seed=1)
+    assert [p.name for p in tmp_path.iterdir()] == (["drafter"] if there else [])
+    if there:
+        assert torch.equal(_drafts(_load(tmp_path / "drafter", target)), _drafts(old))
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_killed_between_two_renames_there_is_always_a_whole_drafter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    target = tiny_target()
+    old = _save(tmp_path / "drafter", target)
+    rename, done = Path.rename, []
+
+    def counted(path: Path, to: Path) -> Path:
+        if len(done) == renames:
+            raise Killed
+        done.append(to)
+        return rename(path, to)
+
+    def no_removal(*args: Any, **kwargs: Any) -> None:
+        if len(done) == renames == 2:
+            raise Killed
+
+    monkeypatch.setattr(Path, "rename", counted)
+    monkeypatch.setattr("falcon_lab.drafters.saved.shutil.rmtree", no_removal)
+    with pytest.raises(Killed):
+        _save(tmp_path / "drafter", target, seed=1)
+    monkeypatch.undo()
+    expected = _drafter(target, seed=1) if renames == 2 else old
+    assert torch.equal(_drafts(_load(tmp_path / "drafter", target)), _drafts(expected))
+    newest = _save(tmp_path / "drafter", target, seed=2)
+    assert torch.equal(_drafts(_load(tmp_path / "drafter", target)), _drafts(newest))
+    assert [p.name for p in tmp_path.iterdir()] == ["drafter"]

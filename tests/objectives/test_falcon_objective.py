@@ -1,0 +1,138 @@
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from falcon_lab.builtins import FalconObjectiveConfig
+from falcon_lab.errors import FalconLabError
+from falcon_lab.objectives.falcon import FalconObjective
+from falcon_lab.protocols import BuildContext, LabelledRows, Objective
+
+
+def _objective(**options: Any) -> FalconObjective:
+    host: Any = None
+    return FalconObjective(FalconObjectiveConfig(**options), BuildContext(host))
+
+
+def _rows(count: int = 7, vocabulary: int = 11, hidden: int = 5, seed: int = 0) -> LabelledRows:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(width: int) -> torch.Tensor:
+        return 2 * torch.randn(count, width, generator=generator)
+
+    tokens = torch.randint(0, vocabulary, (count,), generator=generator)
+    student = draw(hidden), draw(vocabulary)
+    return LabelledRows(*student, draw(hidden), draw(vocabulary), tokens, generator)
+
+
+def _with(rows: LabelledRows, **changes: Any) -> LabelledRows:
+    fields = LabelledRows.__slots__
+    return LabelledRows(**{name: changes.get(name, getattr(rows, name)) for name in fields})
+
+
+def test_the_default_weights_are_the_paper_s() -> None:
+    objective: Objective = _objective()
+    assert objective.weights == {"feature": 1.0, "soft": 0.09, "hard": 0.01}
+
+
+def test_every_term_comes_per_row() -> None:
+    terms = _objective()(_rows())
+    assert {name: term.shape for name, term in terms.items()} == {
+        "feature": (7,),
+        "soft": (7,),
+        "hard": (7,),
+    }
+
+
+def test_terms_without_weight_are_not_computed() -> None:
+    assert _objective(feature=0.0, hard=0.0)(_rows()).keys() == {"soft"}
+
+
+def test_the_feature_term_is_smooth_l1_over_the_width() -> None:
+    rows = _rows()
+    assert rows.student_features is not None
+    difference = (rows.student_features - rows.teacher_features).abs()
+    expected = torch.where(difference < 1, 0.5 * difference**2, difference - 0.5).mean(-1)
+    assert torch.allclose(_objective()(rows)["feature"], expected)
+
+
+def test_a_drafter_without_features_is_told_which_key_to_set() -> None:
+    rows = _with(_rows(), student_features=None)
+    with pytest.raises(FalconLabError, match=r"objective\.feature=0"):
+        _objective()(rows)
+    assert "feature" not in _objective(feature=0.0)(rows)
+
+
+def test_the_soft_term_is_the_divergence_of_student_from_teacher() -> None:
+    rows = _rows()
+    p = torch.distributions.Categorical(logits=rows.teacher_logits)
+    q = torch.distributions.Categorical(logits=rows.student_logits)
+    assert torch.allclose(
+        _objective()(rows)["soft"], torch.distributions.kl_divergence(p, q), atol=1e-6
+    )
+    same = _objective()(_with(rows, student_logits=rows.teacher_logits))["soft"]
+    assert torch.allclose(same, torch.zeros(7), atol=1e-6)
+
+
+def test_the_tempered_form_is_upstream_s_mixture() -> None:
+    rows = _rows()
+    p = rows.teacher_logits.softmax(-1)
+    teacher = (rows.teacher_logits / 0.95).softmax(-1)
+    student = (rows.student_logits / 0.95).softmax(-1)
+    expected = (p * torch.log(teacher / (student + 1e-8))).sum(-1)
+    assert torch.allclose(_objective(soft_form="tempered")(rows)["soft"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["kl", "tempered"])
+def test_certain_distributions_give_no_nan(form: str) -> None:
+    rows = _rows()
+    sure = functional.one_hot(rows.tokens, 11).float() * 1000
+    student = rows.student_logits.clone().requires_grad_()
+    soft = _objective(soft_form=form)(_with(rows, teacher_logits=sure, student_logits=student))
+    soft["soft"].sum().backward()
+    assert soft["soft"].isfinite().all()
+    assert student.grad is not None
+    assert student.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("label", ["argmax", "data"])
+def test_the_hard_term_is_the_cross_entropy_with_its_label(label: str) -> None:
+    rows = _rows()
+    labels = rows.tokens if label == "data" else rows.teacher_logits.argmax(-1)
+    expected = -rows.student_logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+    assert torch.allclose(_objective(hard_label=label)(rows)["hard"], expected)
+
+
+def test_rows_without_a_data_token_have_no_data_loss() -> None:
+    rows = _rows()
+    rows.tokens[2] = -100
+    hard = _objective(hard_label="data")(rows)["hard"]
+    assert hard[2] == 0
+    assert (hard[[0, 1, 3]] > 0).all()
+
+
+def test_sampled_labels_follow_the_target_and_the_generator() -> None:
+    count = 20_000
+    teacher = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(count, 4)
+    rows = _with(_rows(count, 4), teacher_logits=teacher)
+    objective = _objective(hard_label="sampled")
+    labels = []
+    for _ in range(2):
+        rows.generator.manual_seed(3)
+        labels.append(objective._labels(rows))
+    assert torch.equal(*labels)
+    frequencies = labels[0].bincount(minlength=4) / count
+    assert torch.allclose(frequencies, torch.tensor([0.5, 0.3, 0.2, 0.0]), atol=0.015)
+    assert frequencies[3] == 0
+
+
+def test_no_rows_at_all_are_no_error() -> None:
+    rows = _rows(0)
+    assert all(term.shape == (0,) for term in _objective()(rows).values())
+
+
+def test_half_precision_logits_are_compared_in_full_precision() -> None:
+    rows = _rows()
+    low = _with(rows, student_logits=rows.student_logits.bfloat16())
+    assert all(term.dtype == torch.float32 for term in _objective()(low).values())
