@@ -12,7 +12,7 @@ from falcon_lab.decoding.generation import Generation, Round, Seconds
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation import benchmark
-from falcon_lab.evaluation.benchmark import first_difference, measure
+from falcon_lab.evaluation.benchmark import measure
 from falcon_lab.schema import EvaluationConfig
 from measuring import ChatLetters, Letters, Scripted, prompt
 
@@ -255,11 +255,3 @@ def test_what_a_stop_string_cuts_off_is_not_in_the_answers_text() -> None:
 def test_no_prompts_are_an_error_that_names_the_key() -> None:
     with pytest.raises(FalconLabError, match=r"evaluation\.prompts"):
         measure({"plain": Scripted([65])}, [], config(), stop=STOP)
-
-
-@pytest.mark.parametrize(
-    ("expected", "got", "place"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([], [1], 0), ([], [], None)],
-)
-def test_the_first_difference(expected: list[int], got: list[int], place: int | None) -> None:
-    assert first_difference(expected, got) == place

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from falcon_lab.evaluation.benchmark import Measurement
-from falcon_lab.reporting.report import headline, render, write_report
+from falcon_lab.reporting.report import render, write_report
 from falcon_lab.reporting.results import build_results
+from falcon_lab.reporting.sentences import headline
 from measuring import EXPERIMENT, HARDWARE, HISTORY, TARGET, TREE, measurement
 
 

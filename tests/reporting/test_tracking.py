@@ -22,6 +22,7 @@ from falcon_lab.reporting.tracking import (
     start_tracking,
     wandb_mode,
 )
+from falcon_lab.reporting.tree_drawing import draw_svg, draw_text
 from falcon_lab.schema import Experiment, WandbConfig
 from measuring import EXPERIMENT, HARDWARE, TARGET, TREE, measurement
 
@@ -110,7 +111,9 @@ def test_an_offline_run_holds_the_tables_and_goes_on_as_itself(tmp_path: Path) -
     [trees] = media.glob("table/decode/trees_*.json")
     [drawn] = json.loads(trees.read_text())["data"]
     assert drawn[:4] == ["heldout/0", "tree", 7, 4]
-    assert "<svg" in (offline / "files" / drawn[4]["path"]).read_text()
+    assert drawn[4] == draw_text(TREE)
+    [picture] = media.glob("html/decode/*.html")
+    assert draw_svg(TREE) in picture.read_text(encoding="utf-8")
 
     again = start_tracking(folder, config, EXPERIMENT, job_type="bench")
     assert again.wandb.experiment.id == run.id

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.errors import FalconLabError
+from falcon_lab.evaluation.agreement import NextLogits, held_against
 from falcon_lab.evaluation.conversation import EncodedPrompt
 from falcon_lab.evaluation.rows import PromptRow, RoundColumns, Times, TurnRow
 from falcon_lab.schema import EvaluationConfig
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 HF_GENERATE = "HF generate"
 
-NextLogits = Callable[[Tensor], Tensor]
-"""The target's logits for what follows a sequence: ``[P]`` long -> ``[V]``."""
 Progress = Callable[[int, int, str], None]
 """Called with answers done, answers in all, and the method that comes next."""
 
@@ -107,7 +106,7 @@ def measure(
         for name in rows:
             if name != PLAIN:
                 rows[name] = [
-                    _held_against(plain, row, prompt, logits)
+                    held_against(plain, row, prompt, logits)
                     for plain, row, prompt in zip(rows[PLAIN], rows[name], prompts, strict=True)
                 ]
     lossless = {n: bool(getattr(e, "lossless", True)) for n, e in session.engines.items()}
@@ -235,46 +234,6 @@ def _columns(out: Generation) -> RoundColumns:
         accepted=[r.accepted for r in out.rounds],
         emitted=[r.emitted for r in out.rounds],
     )
-
-
-def _held_against(
-    plain: PromptRow, row: PromptRow, prompt: EncodedPrompt, logits: NextLogits | None
-) -> PromptRow:
-    """The row with its agreement with plain decoding filled in."""
-    for turn, (expected, got) in enumerate(zip(plain.turns, row.turns, strict=True)):
-        place = first_difference(expected.tokens, got.tokens)
-        if place is not None:
-            margin = None
-            if logits is not None:
-                read = prompt.tokens([t.tokens for t in plain.turns[:turn]])
-                margin = _margin(logits, read, expected.tokens, got.tokens, place)
-            return replace(
-                row,
-                identical=False,
-                difference_turn=turn,
-                difference_position=place,
-                margin=margin,
-            )
-    return replace(row, identical=True)
-
-
-def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Where two answers part: the shorter one's length if one begins the other, None if equal."""
-    for place, (a, b) in enumerate(zip(expected, got, strict=False)):
-        if a != b:
-            return place
-    return None if len(expected) == len(got) else min(len(expected), len(got))
-
-
-def _margin(
-    logits: NextLogits, read: Tensor, expected: list[int], got: list[int], place: int
-) -> float:
-    prefix = read.new_tensor(expected[:place])
-    scores = logits(torch.cat([read, prefix])).float()  # [V]
-    if place < min(len(expected), len(got)):
-        return float(scores[expected[place]] - scores[got[place]])
-    best = scores.topk(2).values
-    return float(best[0] - best[1])
 
 
 @contextmanager

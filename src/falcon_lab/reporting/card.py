@@ -15,7 +15,7 @@ from falcon_lab.evaluation.table import (
     speedup_text,
     warnings,
 )
-from falcon_lab.reporting.report import hardware_sentence, headline
+from falcon_lab.reporting.sentences import hardware_sentence, headline
 
 RECIPE = ("data", "drafter", "glancing", "objective", "distillation", "trainer", "seed")
 

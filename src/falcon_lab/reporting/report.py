@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.evaluation.metrics import DEFINITIONS
-from falcon_lab.evaluation.table import (
-    NOTHING,
-    identical_text,
-    number,
-    percent,
-    warnings,
-)
+from falcon_lab.evaluation.table import warnings
 from falcon_lab.reporting import plots
-from falcon_lab.reporting.results import HF_GENERATE, PLAIN, rows_of, write_atomically
+from falcon_lab.reporting.comparison import comparison, figure, work
+from falcon_lab.reporting.results import PLAIN, rows_of, write_atomically
+from falcon_lab.reporting.sentences import hardware_sentence, headline
 from falcon_lab.reporting.tree_drawing import draw_svg
 
 EXAMPLES = 3
@@ -74,8 +70,8 @@ def render(
         (
             _header(results, str(title)),
             _banner(results),
-            _comparison(results),
-            _work(results),
+            comparison(results),
+            work(results),
             _training(history),
             _trees(trees),
             _examples(results),
@@ -103,39 +99,6 @@ def _header(results: Mapping[str, Any], title: str) -> str:
     )
 
 
-def headline(results: Mapping[str, Any]) -> str:
-    """One sentence with the measured figure and no more than it supports."""
-    name = results["headline"]
-    target = (results["target"] or {}).get("name") or "the target"
-    if name is None or results["methods"][name]["speedup"] is None:
-        return f"No speed-up was measured for {target}."
-    s = results["methods"][name]
-    speedup = s["speedup"]
-    text = f"{name} decodes {target} at {speedup['ratio']:.2f}× the speed of plain decoding"
-    if speedup["low"] is None:
-        return f"{text} on one prompt, which gives no interval."
-    text += f" (95 % interval {speedup['low']:.2f}–{speedup['high']:.2f})"
-    if not s["lossless"]:
-        return f"{text}, with a lossy rule."
-    if s["identical_share"] is None:
-        return f"{text}, drawing from the target's own distribution."
-    if s["identical_share"] < 1:
-        return f"{text}, but not with the same output everywhere."
-    return f"{text}, with the same output."
-
-
-def hardware_sentence(results: Mapping[str, Any]) -> str:
-    """Where the figures come from, in a line."""
-    h, s = results["hardware"], results["methods"]
-    machine = h.get("gpu") or f"{h['cpu']}, {h['threads']} of {h['cores']} cores"
-    prompts = max((summary["prompts"] for summary in s.values()), default=0)
-    evaluation = results["experiment"].get("evaluation") or {}
-    temperature = evaluation.get("temperature") or 0
-    mode = "greedy" if not temperature else f"temperature {temperature:g}"
-    dtype = str(h.get("dtype") or "").removeprefix("torch.")
-    return f"Measured on {machine}, {dtype}, one sequence at a time, {mode}, {prompts} prompts."
-
-
 def _banner(results: Mapping[str, Any]) -> str:
     found = warnings(results)
     if found:
@@ -152,150 +115,11 @@ def _banner(results: Mapping[str, Any]) -> str:
 # --- figures ------------------------------------------------------------------------------------
 
 
-def _figure(svg: str, caption: str) -> str:
-    if not svg:
-        return ""
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def table(head: Sequence[str], rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
-    """An HTML table of cells that are HTML already; each row says whether it is the headline."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    lines = [
-        f"<tr{' class=headline' if marked else ''}>"
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + "</tr>"
-        for marked, cells in rows
-    ]
-    body = "\n".join(lines)
-    return (
-        f'<div class="scroll"><table><thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n'
-        "</tbody></table></div>"
-    )
-
-
-def _method_cell(results: Mapping[str, Any], name: str) -> str:
-    label = results["labels"].get(name, "")
-    lossy = "" if results["methods"][name]["lossless"] else '<span class="tag">lossy</span>'
-    small = f"<small>{escape(label)}</small>" if label else ""
-    return f"{escape(name)}{lossy}{small}"
-
-
-def _speedup_cell(s: Mapping[str, Any]) -> str:
-    speedup = s["speedup"]
-    if speedup is None:
-        return NOTHING
-    text = f"{speedup['ratio']:.2f}×"
-    if speedup["low"] is None:
-        return text
-    return f"{text} <small>{speedup['low']:.2f}–{speedup['high']:.2f}</small>"
-
-
-def _comparison(results: Mapping[str, Any]) -> str:
-    rows = []
-    for name, s in results["methods"].items():
-        cells = (
-            _method_cell(results, name),
-            number(s["tokens_per_second"], 1),
-            number(s["decode_tokens_per_second"], 1),
-            _speedup_cell(s),
-            number(s["tau"], 2),
-            number(s["tau_draft"], 2),
-            NOTHING if s["alpha"] is None else f"{100 * s['alpha']:.1f} %",
-            escape(identical_text(s)),
-            f"{100 * s['distinct']:.0f} %",
-        )
-        rows.append((name == results["headline"], cells))
-    head = (
-        "method",
-        "tokens/s",
-        "decoding<br>tokens/s",
-        "speed-up<br>95 % interval",
-        "τ",
-        "τ draft",
-        "α",
-        "identical<br>output",
-        "distinct<br>tokens",
-    )
-    return (
-        f"<h2>Comparison</h2>\n{table(head, rows)}\n"
-        '<p class="note">τ counts the target’s own token of every round, τ draft does not. '
-        f"{escape(_faster(results))}</p>\n{_left_out(results)}"
-        + _figure(
-            plots.speedups(results["methods"]),
-            "Bars: ratio of total time per token. Whiskers: paired bootstrap over prompts.",
-        )
-    )
-
-
-def _faster(results: Mapping[str, Any]) -> str:
-    """What the paired intervals say about the headline method and its rivals."""
-    name, said = results["headline"], []
-    for found in results["comparisons"]:
-        if name not in (found["method"], found["than"]) or PLAIN in (
-            found["method"],
-            found["than"],
-        ):
-            continue
-        s = found["speedup"]
-        interval = "" if s["low"] is None else f" ({s['low']:.2f}–{s['high']:.2f})"
-        verb = "is faster than" if found["faster"] else "is not clearly faster than"
-        said.append(f"{found['method']} {verb} {found['than']}: {s['ratio']:.2f}×{interval}.")
-    return " ".join(said)
-
-
-def _left_out(results: Mapping[str, Any]) -> str:
-    lines = [f"{name}: {why}" for name, why in results["left_out"].items()]
-    return f'<p class="note">Left out — {escape("; ".join(lines))}</p>' if lines else ""
-
-
-def _work(results: Mapping[str, Any]) -> str:
-    methods = results["methods"]
-    rows = []
-    for name, s in methods.items():
-        split = s["time_split"]
-        if split is None:
-            continue
-        parts = ("draft", "verify", "accept_commit", "overhead")
-        cells = (
-            _method_cell(results, name),
-            *(f"{split[part]:.0f} %" for part in parts),
-            number(s["nodes_per_round"], 1),
-            number(s["passes_per_round"], 1),
-            str(s["rounds"]),
-            " ".join(percent(share) for share in s["acceptance"]) or NOTHING,
-        )
-        rows.append((name == results["headline"], cells))
-    head = (
-        "method",
-        "draft",
-        "verify",
-        "accept +<br>commit",
-        "overhead",
-        "nodes<br>per round",
-        "passes<br>per round",
-        "rounds",
-        "accepted at 1, 2, … %",
-    )
-    return (
-        f"<h2>Where the speed comes from</h2>\n{table(head, rows) if rows else ''}\n"
-        + _figure(
-            plots.time_split(methods),
-            f"Time per new token. Nothing is known of what happens inside {HF_GENERATE}.",
-        )
-        + _figure(plots.acceptance(methods), "Acceptance by position of the draft token.")
-        + _figure(
-            plots.accepted_histograms(methods),
-            "A round adds one token more than it accepts: the target's own.",
-        )
-    )
-
-
 def _training(history: list[dict[str, Any]]) -> str:
     svg = plots.training_curves(history)
     if not svg:
         return ""
-    return "<h2>Training</h2>\n" + _figure(svg, "Lines: training. Dots: validation.")
+    return "<h2>Training</h2>\n" + figure(svg, "Lines: training. Dots: validation.")
 
 
 def _trees(trees: Sequence[Mapping[str, Any]]) -> str:

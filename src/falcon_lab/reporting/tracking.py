@@ -261,19 +261,17 @@ def _log_results(run: Any, results: Mapping[str, Any], trees: Sequence[Mapping[s
     )
     for row in results["rows"]:
         requests.add_data(*_request(row))
-    drawn = wandb.Table(columns=["prompt", "method", "round", "accepted", "tree", "text"])
+    drawn = wandb.Table(columns=["prompt", "method", "round", "accepted", "tree"])
     for tree in trees:
-        html = wandb.Html(draw_svg(tree), inject=False)
         accepted = len(tree["accepted"]) - 1
-        drawn.add_data(
-            tree.get("prompt"),
-            tree.get("method"),
-            tree.get("round"),
-            accepted,
-            html,
-            draw_text(tree),
-        )
-    run.log(decode_metrics(results) | {"decode/requests": requests, "decode/trees": drawn})
+        about = (tree.get(key) for key in ("prompt", "method", "round"))
+        drawn.add_data(*about, accepted, draw_text(tree))
+    logged: dict[str, Any] = {"decode/requests": requests, "decode/trees": drawn}
+    # A picture inside a table would be lost in an offline run's own files.
+    pictures = [wandb.Html(draw_svg(tree), inject=False) for tree in trees]
+    if pictures:
+        logged["decode/tree"] = pictures
+    run.log(decode_metrics(results) | logged)
 
 
 def _request(row: Mapping[str, Any]) -> tuple[Any, ...]:
