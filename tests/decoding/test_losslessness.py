@@ -86,8 +86,8 @@ def distance(rule: Any = None, joint: bool = False) -> Any:
         PROMPTS,
         sampling=Sampling(temperature=1.0),
         stop=StopCondition(),
-        samples=200,
-        tokens=4,
+        samples=400 if joint else 200,
+        tokens=3 if joint else 4,
         joint=joint,
         resamples=200,
     )

@@ -95,7 +95,8 @@ class SpeculativeEngine:
         self.controller.reset()
         self.drafter.reset(prompt[0])
         self._observe(torch.cat((prompt[1:], root[None])), output.features)
-        if (kept := transcript.extend([int(root)])) and on_round is not None:
+        kept = transcript.extend([int(root)])
+        if on_round is not None:
             on_round(kept, 0, None, None)
         clock.lap("prefill")
 

@@ -182,7 +182,7 @@ def sampled_distance(
         confidence: of the interval.
         resamples: R.
     """
-    distances, floors, excesses = [], [], []
+    distances, floors, spreads = [], [], []
     generator = torch.Generator().manual_seed(seed)
     for index, prompt in enumerate(prompts):
         sets = []
@@ -197,18 +197,15 @@ def sampled_distance(
         resampled = [
             torch.randint(samples, (resamples, samples), generator=generator) for _ in range(3)
         ]
-        distance, floor = _distances(columns, resampled)
-        excesses.append(distance - floor)
-    excess = torch.stack(excesses).mean(0)
+        again = torch.sub(*_distances(columns, resampled))
+        # Sampling from a sample adds noise to all three sets and draws the excess to 0: the
+        # resamples tell its spread, not its place.
+        spreads.append(again - again.mean())
+    found, floor = torch.stack(distances).mean(), torch.stack(floors).mean()
+    excess = found - floor + torch.stack(spreads).mean(0)
     tail = (1 - confidence) / 2
     low, high = excess.quantile(excess.new_tensor([tail, 1 - tail])).tolist()
-    return SampledDistance(
-        samples,
-        float(torch.stack(distances).mean()),
-        float(torch.stack(floors).mean()),
-        (low, high),
-        confidence,
-    )
+    return SampledDistance(samples, float(found), float(floor), (low, high), confidence)
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
