@@ -38,3 +38,20 @@ def test_dropout_lies_between_the_layers() -> None:
     assert not torch.equal(two(rows)[0], two(rows)[0])
     one = Fuse("lstm", 8, layers=1, dropout=0.5).train()
     assert torch.equal(one(rows)[0], one(rows)[0])
+
+
+def test_few_rows_are_fused_as_many_are_and_kernels_are_put_back() -> None:
+    fuse = Fuse("lstm", 8, layers=2, dropout=0.0).eval()
+    rows = torch.randn(1, 20, 16)
+    enabled = torch.backends.mkldnn.enabled
+    with torch.no_grad():
+        whole, _ = fuse(rows)
+        first, state = fuse(rows[:, :12])
+        pieces = [first]
+        for start in range(12, 20, 2):
+            piece, state = fuse(rows[:, start : start + 2], state)
+            pieces.append(piece)
+        with pytest.raises(RuntimeError):
+            fuse(torch.randn(1, 2, 5))
+    assert torch.allclose(torch.cat(pieces, dim=1), whole, atol=1e-6)
+    assert torch.backends.mkldnn.enabled == enabled
