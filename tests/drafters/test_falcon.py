@@ -298,7 +298,7 @@ def test_with_one_layer_drafting_in_rounds_computes_what_training_computes(block
 
 @pytest.mark.parametrize(
     ("block", "switches"),
-    itertools.product(BLOCKS, SWITCHES),
+    list(itertools.product(BLOCKS, SWITCHES)),
     ids=lambda v: v if isinstance(v, int) else "-".join(v.values()),
 )
 def test_every_weight_of_every_variant_gets_a_finite_gradient(

@@ -204,7 +204,7 @@ def test_the_cache_grows_with_the_sequence(monkeypatch: pytest.MonkeyPatch, quer
 
 
 @pytest.mark.parametrize(
-    ("family", "query"), itertools.product(["gpt2", "llama"], ["block", "newest"])
+    ("family", "query"), list(itertools.product(["gpt2", "llama"], ["block", "newest"]))
 )
 def test_drafts_at_the_end_of_the_context_stay_within_the_host_s_positions(
     family: str, query: str
