@@ -118,6 +118,13 @@ def evaluate_saved(
     return run(saved_experiment(folder, overrides), announce=announce)
 
 
+def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
+    """Let the methods that rely on the run's own drafter find it from another folder."""
+    for method in experiment.evaluation.methods.values():
+        if method.drafter is None and method.drafter_path is None:
+            method.drafter_path = str(run_folder / "drafter")
+
+
 def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     """The experiment that evaluates what is in ``folder``.
 
@@ -130,7 +137,10 @@ def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     for run_folder in (folder, folder.parent):
         if (run_folder / CONFIGURATION).exists():
             fixed = [stages, f"out={json.dumps(str(run_folder))}", "variants={}", "seeds=[]"]
-            return load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
+            experiment = load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
+            if Path(experiment.out) != run_folder:
+                use_drafter_of(run_folder, experiment)
+            return experiment
     path = json.dumps(str(folder))
     rows = [
         f"evaluation.methods.chain.drafter_path={path}",

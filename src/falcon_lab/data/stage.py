@@ -18,8 +18,8 @@ def prepare_data(current: Run) -> FalconDataModule:
     rows = data.train_rows
     tokens = round(len(rows) * rows.length * rows.filled)
     current.announce(
-        f"{tokens:,} training tokens of {current.experiment.data.corpus}, packed into {len(rows):,} "
-        f"sequences of {rows.length} ({rows.filled:.0%} filled)"
+        f"{current.experiment.data.corpus}: {tokens:,} training tokens, packed into "
+        f"{len(rows):,} sequences of {rows.length} ({rows.filled:.0%} filled)"
     )
     data.build_features(current.target, current.announce)
     return data

@@ -30,7 +30,7 @@ class PlainEngine:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self,
         prompt: Tensor,

@@ -60,7 +60,7 @@ class SpeculativeEngine:
         """Whether the output is the target's own."""
         return self.rule.lossless
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self,
         prompt: Tensor,

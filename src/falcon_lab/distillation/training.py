@@ -11,7 +11,6 @@ from torch import Tensor
 
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.distillation.checkpoints import KeepLastTwo, find_checkpoint
-from falcon_lab.distillation.module import Distillation
 from falcon_lab.distillation.randomness import derive_seed
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False}
 
 
 def train(
-    module: Distillation,
+    module: LightningModule,
     datamodule: Any,
     trainer_args: Mapping[str, Any],
     folder: Path,

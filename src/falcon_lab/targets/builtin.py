@@ -100,12 +100,12 @@ def ensure_pretrained(
 
 def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
     """Tokenizer, model, training, judgement: leaves a Hugging Face folder with quality.json."""
-    from falcon_lab.targets import making
+    from falcon_lab.targets.making import judged_quality, trained_model, trained_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = making.tokenizer(recipe, folder)
-    model = making.trained_model(recipe, tokenizer, folder)
-    quality = making.quality(name, recipe, model, tokenizer, folder)
+    tokenizer = trained_tokenizer(recipe, folder)
+    model = trained_model(recipe, tokenizer, folder)
+    quality = judged_quality(name, recipe, model, tokenizer, folder)
     announce(f"target {name}: {quality.verdict}")
 
 

@@ -29,7 +29,7 @@ TOKENIZER_DOCUMENTS = 1000
 """Merges are learnt from this many documents: more change little and cost much."""
 
 
-def tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
+def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
     """The recipe's tokenizer, trained unless the folder holds it."""
     if not (folder / "tokenizer_config.json").exists():
         documents = corpus(
@@ -86,7 +86,7 @@ def held_out_loss(model: LlamaForCausalLM, data: FalconDataModule) -> float:
     return float(sum(total for total, _ in sums)) / max(1, sum(count for _, count in sums))
 
 
-def quality(
+def judged_quality(
     name: str, recipe: PretrainingConfig, model: LlamaForCausalLM, tokenizer: Any, folder: Path
 ) -> Quality:
     """Judge the target by greedy completions of held-out prompts; written to ``quality.json``."""
