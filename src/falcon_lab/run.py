@@ -17,6 +17,7 @@ from falcon_lab.config import dump, to_plain
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins import Components, load_components
 from falcon_lab.schema import Experiment
+from falcon_lab.targets.quality import gate_sentence
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
@@ -167,7 +168,7 @@ class Run:
         """One line on the target's size and quality."""
         parameters = sum(p.numel() for p in self.target.model.parameters())
         size = f"{parameters / 1e6:.1f} M parameters, fingerprint {self.target.fingerprint}"
-        return f"{size}; {self.quality['verdict']}" if self.quality else size
+        return f"{size}; {gate_sentence(self.quality)}" if self.quality else size
 
 
 def training_facts(experiment: Experiment) -> dict[str, Any]:

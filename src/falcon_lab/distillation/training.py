@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from falcon_lab.decoding.engine import SpeculativeEngine
     from falcon_lab.decoding.stopping import StopCondition
 
-DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False}
+DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
 """What we would have differently from Lightning; ``trainer:`` overrides it."""
 
 

@@ -106,7 +106,7 @@ def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: A
     tokenizer = trained_tokenizer(recipe, folder)
     model = trained_model(recipe, tokenizer, folder)
     quality = judged_quality(name, recipe, model, tokenizer, folder)
-    announce(f"target {name}: {quality.verdict}")
+    announce(f"target {name}: {quality.sentence}")
 
 
 def stored_quality(config: TargetConfig) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
@@ -21,7 +21,7 @@ class Quality:
         distinct: share of distinct tokens in a completion, mean over completions.
         completions: how many were judged.
         passed: whether ``parse`` and ``distinct`` reach the gate.
-        verdict: one sentence.
+        verdict: what it misses, or its figures.
     """
 
     loss: float
@@ -31,9 +31,20 @@ class Quality:
     passed: bool
     verdict: str
 
+    @property
+    def sentence(self) -> str:
+        """The judgement in one sentence."""
+        return gate_sentence(self.as_dict())
+
     def as_dict(self) -> dict[str, Any]:
         """For ``quality.json`` and ``results.json``."""
         return asdict(self)
+
+
+def gate_sentence(quality: Mapping[str, Any]) -> str:
+    """The judgement of ``Quality.as_dict`` in one sentence."""
+    outcome = "passes" if quality["passed"] else "fails"
+    return f"it {outcome} its quality gate: {quality['verdict']}"
 
 
 def distinct_share(tokens: Sequence[int]) -> float:
@@ -78,11 +89,7 @@ def judge(gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence
     if distinct_mean < gate.distinct:
         missed.append(f"{distinct_mean:.2f} of its tokens are distinct (gate {gate.distinct:g})")
     figures = f"loss {loss:.3f} nats/token, {parse_share:.2f} parse, {distinct_mean:.2f} distinct"
-    verdict = (
-        f"the target fails its quality gate: only {' and only '.join(missed)}"
-        if missed
-        else f"the target passes its quality gate ({figures})"
-    )
+    verdict = f"only {' and only '.join(missed)}" if missed else figures
     return Quality(
         loss=loss,
         parse=parse_share,
