@@ -18,6 +18,7 @@ import click
 
 from falcon_lab import __version__
 from falcon_lab.errors import FalconLabError, PluginWarning
+from falcon_lab.quiet import third_party_tips_silenced
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,6 +89,7 @@ def first_and_rest(words: Sequence[str], what: str) -> tuple[str, list[str]]:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Train speculative-decoding drafters and measure them honestly."""
+    ctx.with_resource(third_party_tips_silenced())
     ctx.with_resource(warnings.catch_warnings())
     warnings.simplefilter("once", PluginWarning)
     others = warnings.showwarning

@@ -13,10 +13,12 @@ Each stage leaves its product in the run folder, so that a killed run goes on wh
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from falcon_lab.config import load_experiment
+from falcon_lab.errors import FalconLabError
 from falcon_lab.run import CONFIGURATION, Run
 from falcon_lab.schema import STAGES, Experiment
 
@@ -94,17 +96,38 @@ STAGE: dict[str, Callable[..., None]] = {
 def run_variants(
     experiments: list[tuple[str, int, Experiment]], *, announce: Callable[[str], None]
 ) -> None:
-    """Run every (variant, seed) in a folder of its own, then put them side by side."""
+    """Run every (variant, seed) in a folder of its own, then put them side by side.
+
+    Raises:
+        FalconLabError: the trainer asks for several devices.
+    """
+    for _, _, experiment in experiments:
+        keep_to_one_device(experiment)
     done = []
     for name, seed, experiment in experiments:
         announce(f"== {name}, seed {seed}")
         finished = run(experiment, announce=announce)
-        if finished.is_worker:
-            return
         done.append((name, seed, finished.folder))
     from falcon_lab.reporting.variants import tabulate
 
     announce(tabulate(done, done[0][2].parent))
+
+
+def keep_to_one_device(experiment: Experiment) -> None:
+    """A second training in one process cannot start its workers: they would begin with the first.
+
+    Without this, a machine with several GPUs would wait for them for ever.
+
+    Raises:
+        FalconLabError: the trainer asks for several.
+    """
+    devices = experiment.trainer.setdefault("devices", 1)
+    alone = len(devices) == 1 if isinstance(devices, list) else str(devices) == "1"
+    if not alone or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise FalconLabError(
+            f"trainer.devices is {devices}: variants and seeds are trained one after another on "
+            "one device; give one variant at a time several: variants={} seeds=[] seed=0"
+        )
 
 
 def evaluate_saved(

@@ -78,13 +78,13 @@ class Run:
             yield current
             return
         try:
-            lock.acquire(timeout=0)
+            held = lock.acquire(timeout=0)
         except Timeout:
             raise FalconLabError(
                 f"{current.folder}: another run is using this folder; wait for it or choose "
                 "another with out=FOLDER"
             ) from None
-        with lock:
+        with held:
             current.claim()
             finished = False
             try:

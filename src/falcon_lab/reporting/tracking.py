@@ -158,8 +158,11 @@ def start_tracking(
 def _wandb_logger(
     folder: Path, config: WandbConfig, experiment: Mapping[str, Any], mode: str, job_type: str
 ) -> Any:
+    import wandb
     from lightning.pytorch.loggers import WandbLogger
 
+    # Its closing summary would drown our table. Online it still says the run's address.
+    settings = wandb.Settings(silent=mode == "offline", quiet=True)
     name = experiment.get("name")
     logger = WandbLogger(
         name=name,
@@ -173,6 +176,7 @@ def _wandb_logger(
         tags=list(config.tags),
         job_type=job_type,
         config=dict(experiment),
+        settings=settings,
     )
     run = logger.experiment  # starts W&B, here and not in mid-training
     if hasattr(run, "define_metric"):  # other processes of a distributed run get a dummy

@@ -46,7 +46,7 @@ def figures(folder: Path) -> dict[str, float]:
         if summary.get("tau") is not None:
             found[f"{name}: τ"] = summary["tau"]
         if summary.get("speedup"):
-            found[f"{name}: speed-up"] = summary["speedup"]["value"]
+            found[f"{name}: speed-up"] = summary["speedup"]["ratio"]
     return found
 
 

@@ -10,7 +10,9 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import shutil
+import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -20,8 +22,8 @@ from filelock import FileLock
 
 from falcon_lab.cache import cache_folder
 from falcon_lab.config_tree import read_yaml, resolve
-from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import PretrainingConfig, TargetConfig
+from falcon_lab.targets.quality import read_figures
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +86,36 @@ def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
 def ensure_pretrained(
     name: str, recipe: PretrainingConfig, folder: Path, announce: Announce
 ) -> None:
-    """Train the target unless ``folder`` holds it already. Two processes do not both train it."""
-    if folder.exists():
+    """Train the target unless ``folder`` holds it already. Two processes do not both train it.
+
+    In a distributed training the first process of each machine does, and the others wait.
+    """
+    while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails
+        time.sleep(0.2)
+    if is_finished(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder) + ".lock"):
-        if folder.exists():
+        if is_finished(folder):
             return
-        announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
         partial = folder.with_name(folder.name + ".partial")
+        if folder.exists():  # damaged since: what is whole in it is kept
+            shutil.rmtree(partial, ignore_errors=True)
+            folder.rename(partial)
+        announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
         train_target(name, recipe, partial, announce)
-        shutil.rmtree(partial / "checkpoints")
+        shutil.rmtree(partial / "checkpoints", ignore_errors=True)
         partial.rename(folder)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a target with its judgement, which is written last."""
+    return read_figures(folder / "quality.json") is not None
+
+
+def is_worker() -> bool:
+    """Whether another process of this machine leads."""
+    return os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
@@ -114,12 +134,4 @@ def stored_quality(config: TargetConfig) -> dict[str, Any] | None:
     recipe = recipe_of(config)
     if recipe is None:
         return None
-    path = target_folder(config.name, recipe) / "quality.json"
-    try:
-        quality: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise FalconLabError(
-            f"{path}: cannot read the target's quality ({error}); delete {path.parent} to train "
-            "the target again"
-        ) from error
-    return quality
+    return read_figures(target_folder(config.name, recipe) / "quality.json")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,10 +21,21 @@ from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distillation.training import train
 from falcon_lab.evaluation.prompts import load_prompts
+from falcon_lab.reporting.results import write_atomically
 from falcon_lab.schema import DataConfig, PretrainingConfig, PromptsConfig
 from falcon_lab.targets.pretraining import Pretraining, build_model
-from falcon_lab.targets.quality import Quality, complete_part, distinct_share, judge, parses
+from falcon_lab.targets.quality import (
+    Quality,
+    complete_part,
+    distinct_share,
+    judge,
+    parses,
+    read_figures,
+)
 from falcon_lab.targets.target import Target
+
+MARK = "tokenizer_config.json"
+"""The file of a saved tokenizer by which it is known."""
 
 TOKENIZER_DOCUMENTS = 1000
 """Merges are learnt from this many documents: more change little and cost much."""
@@ -31,7 +43,7 @@ TOKENIZER_DOCUMENTS = 1000
 
 def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
     """The recipe's tokenizer, trained unless the folder holds it."""
-    if not (folder / "tokenizer_config.json").exists():
+    if not (folder / MARK).exists():
         documents = corpus(
             recipe.corpus,
             split="train",
@@ -41,8 +53,16 @@ def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
         texts = [document.text or "" for document in documents]
         trained = train_tokenizer(texts, recipe.vocabulary)
         trained.model_max_length = recipe.model.max_positions
-        trained.save_pretrained(folder)
+        save_whole(trained, folder)
     return AutoTokenizer.from_pretrained(folder)
+
+
+def save_whole(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer so that a kill leaves no half of it: the file that is looked for is last."""
+    with TemporaryDirectory(dir=folder, prefix="tokenizer-") as place:
+        tokenizer.save_pretrained(place)
+        for file in sorted(Path(place).iterdir(), key=lambda file: file.name == MARK):
+            file.replace(folder / file.name)
 
 
 def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
@@ -59,14 +79,19 @@ def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
 
 def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> LlamaForCausalLM:
     """The recipe's model, trained; with its held-out loss in ``loss.json``."""
-    if (folder / "loss.json").exists():
+    if read_figures(folder / "loss.json"):
         return LlamaForCausalLM.from_pretrained(folder)
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
     data = data_of(recipe, tokenizer)
     trainer = train(
         Pretraining(model, recipe),
         data,
-        {"max_steps": recipe.steps, "gradient_clip_val": 1.0, "limit_val_batches": 0},
+        {
+            "max_steps": recipe.steps,
+            "gradient_clip_val": 1.0,
+            "limit_val_batches": 0,
+            "devices": 1,  # small, and other processes would wait for the same target
+        },
         folder,
         None,
         recipe.checkpoint_every,
@@ -74,7 +99,7 @@ def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> Ll
     if trainer.is_global_zero:
         model.eval().save_pretrained(folder)
         loss = held_out_loss(model, data)
-        (folder / "loss.json").write_text(json.dumps({"nats_per_token": loss}), "utf-8")
+        write_atomically(folder / "loss.json", json.dumps({"nats_per_token": loss}))
     return model
 
 
@@ -108,7 +133,7 @@ def judged_quality(
         ],
         distinct=[distinct_share(tokens) for tokens, _, _ in answers],
     )
-    (folder / "quality.json").write_text(json.dumps(judged.as_dict(), indent=2), "utf-8")
+    write_atomically(folder / "quality.json", json.dumps(judged.as_dict(), indent=2))
     return judged
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -98,3 +100,12 @@ def judge(gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence
         passed=not missed,
         verdict=verdict,
     )
+
+
+def read_figures(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none or a damaged one."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

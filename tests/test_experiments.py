@@ -1,0 +1,201 @@
+"""Every recipe, shortened: from its YAML to its products; and what a second run does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+
+from falcon_lab.config import load_experiment
+from falcon_lab.config_tree import resolve
+from falcon_lab.reporting.curves import read_history
+from falcon_lab.schema import PretrainingConfig
+from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke
+
+RECIPES = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
+PACKAGED = ROOT / "src" / "falcon_lab" / "targets" / "recipes" / "tiny-code.yaml"
+BUILT_IN = EXPERIMENTS / "targets" / "tiny-code.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # slow to start; tests/test_sweep_runs.py has it
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run of the main job."""
+    out = tmp_path_factory.mktemp("main") / "csgd"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("WANDB_MODE", "disabled")
+        run(*main_job(out))
+    return out
+
+
+def main_job(out: Path, *more: str) -> list[str | Path]:
+    return ["run", EXPERIMENTS / "csgd.yaml", *smoke(f"out={out}", *more)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.relative_to(EXPERIMENTS).as_posix())
+def test_a_recipe_dry_runs_to_an_experiment_that_loads_as_itself(
+    recipe: Path, tmp_path: Path
+) -> None:
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(run("run", recipe, "--dry-run"), encoding="utf-8")
+    assert load_experiment(resolved) == load_experiment(recipe)
+
+
+def test_the_main_job_ends_with_its_products(finished: Path) -> None:
+    results = products(finished, ["chain", "tree"])
+    assert {"lookup", "k1"} <= {*results["methods"], *results["left_out"]}
+    history = read_history(finished / "history.jsonl")
+    assert any("val/accept_rate" in record for record in history)
+
+
+def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
+    printed = run("run", SMOKE, f"out={tmp_path}", *smoke(target=False))
+    products(tmp_path, ["chain", "tree"])
+    for promised in ("report.html", str(tmp_path / "drafter"), "tok/s", "identical"):
+        assert promised in printed
+
+
+def test_the_ablation_puts_its_variants_side_by_side(tmp_path: Path) -> None:
+    recipe = EXPERIMENTS / "ablation.yaml"
+    printed = run("run", recipe, *smoke(f"out={tmp_path}", "seeds=[0]"))
+    for variant in ("csgd", "none"):
+        products(tmp_path / f"{variant}-seed0", ["chain", "tree"])
+    assert "none − csgd" in printed
+    rows = json.loads((tmp_path / "variants.json").read_text(encoding="utf-8"))
+    assert [(row["variant"], row["seed"]) for row in rows] == [("csgd", 0), ("none", 0)]
+    assert {"val/position_2/accept_rate", "tree: τ"} <= set(rows[0]["figures"])
+
+
+def test_variants_are_not_trained_on_several_devices(tmp_path: Path) -> None:
+    recipe = EXPERIMENTS / "ablation.yaml"
+    message = refused("run", recipe, *smoke(f"out={tmp_path}", "trainer.devices=2"))
+    assert "trainer.devices is 2" in message
+
+
+def test_the_library_experiment_ends_with_its_products(tmp_path: Path) -> None:
+    corpus = ["target.pretraining.corpus=stdlib", "target.name=small", "data.corpus=stdlib"]
+    run("run", EXPERIMENTS / "stdlib.yaml", *smoke(*corpus, f"out={tmp_path}"))
+    products(tmp_path, ["chain", "tree"])
+
+
+def test_the_k1_drafter_is_measured_by_the_main_job(tmp_path: Path, finished: Path) -> None:
+    run("run", EXPERIMENTS / "k1.yaml", *smoke(f"out={tmp_path}"))
+    assert not (tmp_path / "results.json").exists()
+    row = f"evaluation.methods.k1.drafter_path={tmp_path / 'drafter'}"
+    run(*main_job(finished, row, "stages=[evaluate,report]"))
+    results = products(finished, ["chain", "tree", "k1"])
+    assert results["labels"]["k1"].startswith("falcon, k=1")
+
+
+def test_the_built_in_targets_recipe_runs_by_itself(tmp_path: Path) -> None:
+    printed = run("run", BUILT_IN, *smoke(f"out={tmp_path}"))
+    assert "nats/token" in printed or "quality gate" in printed
+    assert not (tmp_path / "drafter").exists()
+
+
+def test_the_built_in_targets_recipe_is_the_packaged_one() -> None:
+    shipped = yaml.safe_load(BUILT_IN.read_text(encoding="utf-8"))["target"]["pretraining"]
+    packaged = yaml.safe_load(PACKAGED.read_text(encoding="utf-8"))
+    assert shipped == packaged
+    # Every value stands in the file, so that a changed default does not change the target.
+    stated = dataclasses.asdict(resolve(PretrainingConfig, packaged))
+    assert stated == packaged
+
+
+def test_the_same_command_again_trains_nothing(finished: Path) -> None:
+    weights = finished / "drafter" / "model.safetensors"
+    before = (weights.read_bytes(), weights.stat().st_mtime_ns)
+    steps = len((finished / "history.jsonl").read_text().splitlines())
+    printed = run(*main_job(finished))
+    assert "is trained already" in printed
+    assert (weights.read_bytes(), weights.stat().st_mtime_ns) == before
+    assert len((finished / "history.jsonl").read_text().splitlines()) == steps
+
+
+@pytest.mark.parametrize("stages", ["[evaluate,report]", "[report]"])
+def test_later_stages_use_the_drafter_that_is_there(finished: Path, stages: str) -> None:
+    (finished / "report.html").unlink()
+    printed = run(*main_job(finished, f"stages={stages}"))
+    assert "distil" not in printed
+    products(finished, ["chain", "tree"])
+
+
+def test_a_saved_drafter_is_evaluated_by_its_folder(finished: Path, tmp_path: Path) -> None:
+    run("evaluate", finished, f"out={tmp_path}", "evaluation.max_new_tokens=4")
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("drafter.block=3", "drafter.block=2, not 3"),
+        ("seed=1", "seed=0, not 1"),
+        ("target.pretraining.seed=5", "target.pretraining.seed=0, not 5"),
+    ],
+)
+def test_a_folder_keeps_to_the_settings_that_trained_its_drafter(
+    finished: Path, change: str, named: str
+) -> None:
+    message = refused(*main_job(finished, change))
+    assert named in message
+    assert "out=FOLDER" in message
+
+
+def test_two_runs_at_once_in_one_folder_are_refused(finished: Path) -> None:
+    with FileLock(finished / ".lock"):
+        assert "another run is using this folder" in refused(*main_job(finished))
+
+
+@pytest.mark.parametrize("section", ["distillation.optimizer.lr", "target.pretraining.lr"])
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path / "cache"))
+    often = ["distillation.checkpoint_every=1", "target.pretraining.checkpoint_every=1"]
+    job = main_job(tmp_path / "run", *often, "trainer.gradient_clip_val=null", f"{section}=1e30")
+    message = refused(*job)
+    assert "at step" in message
+    assert section in message
+    assert list(tmp_path.rglob("last.ckpt"))
+    assert not (tmp_path / "run" / "drafter").exists()
+
+
+def test_a_run_whose_target_was_interrupted_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path / "cache"))
+    job = ["run", SMOKE, f"out={tmp_path / 'run'}", *smoke("stages=[target]", target=False)]
+    from falcon_lab.targets import making
+
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "judged_quality", interrupted)
+        assert invoke(*job).exit_code == 130
+    [partial] = (tmp_path / "cache" / "targets").glob("*.partial")
+    weights = (partial / "model.safetensors").read_bytes()
+    run(*job)
+    assert not partial.exists()
+    assert partial.with_suffix("").joinpath("model.safetensors").read_bytes() == weights
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_truncated_quality_file_is_mended(tmp_path: Path) -> None:
+    job = ["run", SMOKE, f"out={tmp_path}", *smoke("stages=[target]", target=False)]
+    run(*job)
+    [quality] = Path(os.environ["FALCON_LAB_CACHE"]).glob("targets/smoke-code-*/quality.json")
+    whole = quality.read_text(encoding="utf-8")
+    quality.write_text(whole[:20], encoding="utf-8")
+    run(*job)
+    assert quality.read_text(encoding="utf-8") == whole
