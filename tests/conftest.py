@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,3 +37,18 @@ def pytest_runtest_setup() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache folder of the person who runs the tests is neither read nor written."""
     monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def sample_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample distribution, built as a wheel and installed into a folder of its own."""
+    sample = Path(__file__).parent / "sample_plugin"
+    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    build = ["wheel", *offline, "--no-build-isolation", "--wheel-dir", str(wheels), str(sample)]
+    subprocess.run([*pip, *build], check=True, capture_output=True)
+    [wheel] = wheels.glob("falcon_lab_sample-*.whl")
+    put = ["install", *offline, "--target", str(target), str(wheel)]
+    subprocess.run([*pip, *put], check=True, capture_output=True)
+    return target

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,10 +42,31 @@ def test_values_are_read_in_the_styles_of_shells_and_sweeps(text: str, value: An
     assert type(found) is type(value)
 
 
-def test_two_dashes_in_front_change_nothing() -> None:
-    bare, dashed = parse_overrides(["a.b=1", "--a.b=1"])
+def test_dashes_and_pluses_in_front_change_nothing() -> None:
+    bare, dashed, *plus = parse_overrides(["a.b=1", "--a.b=1", "+a.b=1", "++a.b=1"])
     assert (bare.key, bare.value) == (dashed.key, dashed.value) == ("a.b", 1)
+    assert [(each.key, each.value) for each in plus] == [("a.b", 1)] * 2
     assert dashed.label == "override '--a.b=1'"
+
+
+def test_a_json_file_holds_overrides_with_their_types(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"a.b": null, "c": "None", "d": [1, true]}')
+    found = {override.key: override.value for override in parse_overrides([str(file)])}
+    assert found == {"a.b": None, "c": "None", "d": [1, True]}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [("[1]", "no JSON object"), ("{", "no JSON file"), (None, "No such")]
+)
+def test_a_json_file_without_overrides_is_refused(
+    content: str | None, expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=expected):
+        parse_overrides([str(file)])
 
 
 @pytest.mark.parametrize(

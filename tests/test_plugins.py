@@ -17,8 +17,6 @@ from falcon_lab.config_errors import ConfigError
 from falcon_lab.errors import PluginWarning
 from falcon_lab.plugins import Registrar, load_components
 
-SAMPLE = Path(__file__).parent / "sample_plugin"
-
 GOOD = """
 from dataclasses import dataclass
 from falcon_lab import hookimpl
@@ -170,25 +168,11 @@ def test_a_component_registered_twice_by_one_plug_in_is_an_error() -> None:
         registrar.controller("x", lambda config, context: None)
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample distribution, built as a wheel and installed into a folder of its own."""
-    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index"]
-    build = ["wheel", *offline, "--no-build-isolation", "--wheel-dir", str(wheels), str(SAMPLE)]
-    subprocess.run([*pip, *build], check=True, capture_output=True)
-    [wheel] = wheels.glob("falcon_lab_sample-*.whl")
-    put = ["install", *offline, "--target", str(target), str(wheel)]
-    subprocess.run([*pip, *put], check=True, capture_output=True)
-    return target
-
-
-def with_sample(sample: Path, *arguments: str) -> str:
+def with_sample(sample_wheel: Path, *arguments: str) -> str:
     """``falcon-lab`` with the sample distribution beside it: what it prints."""
     here = str(Path(falcon_lab.__file__).parents[1])
     environment = {**os.environ, "FALCON_LAB_PLUGINS": "falcon-lab-sample"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(sample), here])
+    environment["PYTHONPATH"] = os.pathsep.join([str(sample_wheel), here])
     ran = subprocess.run(
         [sys.executable, "-m", "falcon_lab", *arguments],
         capture_output=True,
@@ -200,8 +184,8 @@ def with_sample(sample: Path, *arguments: str) -> str:
     return ran.stdout
 
 
-def test_a_wheel_with_three_components_shows_all_three(sample: Path) -> None:
-    listing = json.loads(with_sample(sample, "plugins", "--strict"))
+def test_a_wheel_with_three_components_shows_all_three(sample_wheel: Path) -> None:
+    listing = json.loads(with_sample(sample_wheel, "plugins", "--strict"))
     brought = {
         (each["kind"], each["name"], each["version"])
         for each in listing["components"]
@@ -215,14 +199,16 @@ def test_a_wheel_with_three_components_shows_all_three(sample: Path) -> None:
     assert listing["failures"] == []
 
 
-def test_a_yaml_may_name_all_three_components_of_a_wheel(sample: Path, tmp_path: Path) -> None:
+def test_a_yaml_may_name_all_three_components_of_a_wheel(
+    sample_wheel: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(
         "drafter: {name: sample-mlp, width: 1}\n"
         "glancing: {name: sample-step}\n"
         "tree: {name: falcon-lab-sample/sample-rake, depth: 2}\n"
     )
-    resolved = with_sample(sample, "run", str(path), "--dry-run")
+    resolved = with_sample(sample_wheel, "run", str(path), "--dry-run")
     assert "  name: sample-mlp\n  width: 1\n" in resolved
     assert "  name: sample-step\n  until: 0.5\n  ratio: 0.3\n" in resolved
     assert "  name: falcon-lab-sample/sample-rake\n  width: 2\n  depth: 2\n" in resolved

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import running
 from falcon_lab.config import load_experiment
 from falcon_lab.reporting.results import build_results
 from falcon_lab.reporting.tracking import decode_metrics, run_folder
@@ -45,6 +46,7 @@ def expand(
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
+    run: str = "run7",
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and environment that W&B's agent would start a run with."""
     from wandb import wandb_agent
@@ -64,7 +66,7 @@ def expand(
     agent._sweep_command = list(sweep["command"])
     agent._command_run(
         {
-            "run_id": "run7",
+            "run_id": run,
             "program": sweep["program"],
             "args": {name: {"value": value} for name, value in settings.items()},
         }
@@ -105,8 +107,17 @@ def test_the_agents_command_line_is_ours_and_every_override_is_understood(
         assert run_folder(experiment, environment) == Path(f"{experiment.out}-run7")
 
 
-@pytest.mark.parametrize("macro", ["${args}", "${args_no_hyphens}"])
-def test_both_styles_of_arguments_are_understood(
+@pytest.mark.parametrize(
+    "macro",
+    [
+        "${args}",
+        "${args_no_hyphens}",
+        "${args_append_hydra}",
+        "${args_override_hydra}",
+        "${args_json_file}",
+    ],
+)
+def test_all_styles_of_arguments_are_understood(
     sweep: dict[str, Any], macro: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sweep["command"][-1] = macro
@@ -137,6 +148,51 @@ def test_the_expanded_command_passes_the_command_lines_own_check(
     done = CliRunner().invoke(main, [*command[2:], "--dry-run"])
     assert done.exit_code == 0, done.output
     assert f"block: {settings['drafter.block']}" in done.output
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_sweep_are_run_each_in_its_own_folder_and_log_the_metric(
+    sweep: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import wandb
+
+    for place in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"WANDB_{place}_DIR", str(tmp_path / "wandb-home"))
+    monkeypatch.chdir(tmp_path)
+    logged = written_down(monkeypatch)
+    settings = extremes(sweep["parameters"])
+    for number in (0, 1):
+        command, environment = expand(
+            sweep, settings[number], monkeypatch, tmp_path, run=f"run{number}"
+        )
+        for name in ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):
+            monkeypatch.setenv(name, environment[name])
+        monkeypatch.setenv("WANDB_DIR", "")
+        recipe = str(ROOT / command[3])
+        wandb.teardown()  # as the agent: a run of its own settings
+        running.run("run", recipe, *running.smoke("out=out"), *command[4:])
+        folder = tmp_path / f"out-run{number}"
+        results = running.products(folder, ["chain", "tree"])
+        assert results["experiment"]["drafter"]["block"] == settings[number]["drafter.block"]
+        assert sweep["metric"]["name"] in logged
+        logged.clear()
+        [record] = folder.glob("wandb/offline-run-*/*.wandb")
+        assert f"run-run{number}" in record.name
+
+
+def written_down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Fills with the names of everything that W&B's runs are given, which they get all the same."""
+    from wandb.sdk.wandb_run import Run
+
+    keys: set[str] = set()
+    log = Run.log
+
+    def spy(self: Run, data: dict[str, Any], *more: Any, **options: Any) -> None:
+        keys.update(data)
+        log(self, data, *more, **options)
+
+    monkeypatch.setattr(Run, "log", spy)
+    return keys
 
 
 def test_every_template_of_the_sweep_exists(sweep: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from falcon_lab.config_errors import ConfigError
@@ -33,10 +35,18 @@ class Override:
 def parse_overrides(texts: Iterable[str], *, label: str = "override") -> list[Override]:
     """Read ``key=value`` and ``--key=value``; a bare ``None`` is null, as W&B sweeps mean it.
 
+    A sweep's other styles too: ``+key=value``, ``++key=value``, and a JSON file of dotted keys.
+
     Raises:
         ConfigError: no ``=``, no key, or a value that is no YAML.
     """
-    return [_parse(text, label) for text in texts]
+    found: list[Override] = []
+    for text in texts:
+        if text.endswith(".json") and "=" not in text:
+            found += _from_file(Path(text), f"{label} {text!r}")
+        else:
+            found.append(_parse(text, label))
+    return found
 
 
 def apply_overrides(
@@ -62,9 +72,21 @@ def apply_overrides(
             parent[path[-1]] = value
 
 
+def _from_file(path: Path, written: str) -> list[Override]:
+    """The overrides that W&B's ``${args_json_file}`` stands for."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("", f"no JSON file of overrides: {error}", written) from None
+    if not isinstance(content, dict):
+        raise ConfigError("", "the file holds no JSON object of keys and values", written)
+    return [Override(str(key), value, written) for key, value in content.items()]
+
+
 def _parse(text: str, label: str) -> Override:
     written = f"{label} {text!r}"
-    key, equals, value = text.removeprefix("--").partition("=")
+    bare = text.removeprefix("--") if text.startswith("--") else text.lstrip("+")
+    key, equals, value = bare.partition("=")
     if not equals:
         raise ConfigError("", f"has no '='; write {key or 'key'}=value", written)
     if not key or not all(key.split(".")):
