@@ -1,0 +1,161 @@
+"""Every command of the README is run, with small settings where it would take long."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from running import EXPERIMENTS, ROOT, invoke, run, smoke
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(language: str = "bash") -> list[str]:
+    """The commands of the README's blocks, continued lines joined, comments cut off."""
+    blocks = [text for name, text in BLOCK.findall(README) if name == language]
+    joined = "\n".join(blocks).replace("\\\n", " ")
+    lines = (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines())
+    return [" ".join(line.split()) for line in lines if line]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder with the experiments, chats and a finished smoke run in it."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "experiments").symlink_to(EXPERIMENTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("WANDB_MODE", "disabled")
+        patch.chdir(folder)
+        run("run", "experiments/smoke.yaml", *smoke(target=False))
+        yield folder
+
+
+Check = Callable[[str], None]
+
+
+def short(*more: str, target: bool = True) -> Check:
+    """Run it with settings that take a second; what it says itself comes last, and counts."""
+
+    def check(text: str) -> None:
+        words = shlex.split(text)
+        kept = [word for word in words[1:] if not word.startswith("trainer.max_steps")]
+        run(*kept[:2], *smoke(*more, target=target), *kept[2:])
+
+    return check
+
+
+def whole(*more: str) -> Check:
+    """Run it as it stands, or nearly."""
+    return lambda text: says_something(run(*shlex.split(text)[1:], *more))
+
+
+def says_something(printed: str) -> None:
+    assert printed
+
+
+def doctor_works(text: str) -> None:
+    """What the doctor finds differs from machine to machine; that it looks does not."""
+    assert invoke(*shlex.split(text)[1:]).exit_code in (0, 1)
+
+
+def dry(text: str) -> None:
+    """For what needs the network: every word of it is checked."""
+    printed = run(*shlex.split(text)[1:], "--dry-run")
+    assert "name: Qwen/Qwen3-0.6B" in printed
+    assert "corpus: chats.jsonl" in printed
+
+
+def installs(text: str) -> None:
+    """The folders that pip is given hold distributions, and the command after it is ours."""
+    install = next(part for part in text.split("&&") if "pip install ." in part)
+    for folder in install.split()[2:]:
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
+        assert project["name"].startswith("falcon-lab")
+    last = shlex.split(text.split("&&")[-1])
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert last[0] in ours
+    run(*last[1:], "--dry-run")
+
+
+def tox_runs_the_tests(text: str) -> None:
+    """``.ci/run`` calls just this, and tox has something to call."""
+    assert text == "pip install tox && tox"
+    assert (ROOT / "tox.ini").exists()
+    assert "tox" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+CHECKS: dict[str, Check] = {
+    "pip install . ./plugins/falcon-lab-lookup && lightning run experiments/csgd.yaml": installs,
+    "python3 -m venv .venv && . .venv/bin/activate && pip install . ./plugins/falcon-lab-lookup "
+    "&& lightning run experiments/csgd.yaml": installs,
+    "pip install tox && tox": tox_runs_the_tests,
+    "falcon-lab run experiments/smoke.yaml": short(target=False),
+    "falcon-lab run experiments/csgd.yaml drafter.block=3 out=runs/k3": short(),
+    "falcon-lab run experiments/csgd.yaml --dry-run": whole(),
+    "falcon-lab evaluate runs/smoke": whole("evaluation.max_new_tokens=4"),
+    'falcon-lab generate --drafter runs/smoke/drafter --prompt "def add("': whole(
+        "--max-new-tokens=8"
+    ),
+    "falcon-lab check --drafter runs/smoke/drafter --tree static": whole(
+        "--prompts=1", "--samples=20", "evaluation.max_new_tokens=8"
+    ),
+    "falcon-lab view-data experiments/smoke.yaml": whole(),
+    "falcon-lab plugins": whole(),
+    "falcon-lab doctor": doctor_works,
+    "falcon-lab run experiments/csgd.yaml target.name=Qwen/Qwen3-0.6B target.dtype=bfloat16 "
+    "data.corpus=chats.jsonl evaluation.prompts.name=humaneval out=runs/qwen3": dry,
+}
+"""Every command of the README, and what is done with it here."""
+
+
+def test_every_command_of_the_readme_has_a_test_and_no_test_has_lost_its_command() -> None:
+    assert sorted(commands()) == sorted(CHECKS)
+
+
+@pytest.mark.parametrize("text", list(CHECKS))
+def test_a_command_of_the_readme_works(
+    text: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.chdir(place)
+    CHECKS[text](text)
+
+
+def test_every_file_that_the_readme_names_exists() -> None:
+    named = re.findall(r"`((?:experiments|docs|plugins|falcon_lab)/[\w./-]+)`", README)
+    assert len(named) > 8
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "src" / name).exists(), name
+
+
+def test_every_experiment_stands_in_the_readme() -> None:
+    for recipe in EXPERIMENTS.rglob("*.yaml"):
+        assert f"`{recipe.relative_to(ROOT).as_posix()}`" in README, recipe
+
+
+def test_the_readmes_plug_in_is_one() -> None:
+    [source] = [text for name, text in BLOCK.findall(README) if name == "python"]
+    from falcon_lab.builtins import ChainConfig
+    from falcon_lab.plugins import Registrar
+
+    space: dict[str, object] = {"MyConfig": ChainConfig}
+    exec(compile(source, "README.md", "exec"), space)
+    registrar = Registrar("dist", "1")
+    register = space["register_components"]
+    assert callable(register)
+    register(registrar)
+    [component] = registrar.components
+    assert (component.kind, component.name) == ("drafter", "mine")
+
+
+def test_the_readmes_shell_blocks_are_valid_shell() -> None:
+    for text in commands():
+        subprocess.run(["bash", "-n", "-c", text], check=True)
