@@ -48,12 +48,12 @@ class PretrainingConfig:
     """``generated``, ``stdlib``, or a folder or file of text or chats."""
     documents: int = 6000
     """Training documents that are generated, or read at the most."""
-    vocabulary: int = 1024
+    vocabulary: int = 512
     """Entries of the byte-level BPE."""
     model: ModelShape = field(default_factory=ModelShape)
     length: int = 256
-    batch_size: int = 8
-    steps: int = 400
+    batch_size: int = 4
+    steps: int = 800
     lr: float = 3e-3
     warmup_steps: int = 30
     weight_decay: float = 0.1
