@@ -183,8 +183,8 @@ def training_facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Nested mappings as dotted keys."""
-    if isinstance(value, dict) and value:
+    """Nested mappings as dotted keys; an empty one has none."""
+    if isinstance(value, dict):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}")
     else:
