@@ -121,6 +121,9 @@ class DistillationConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     noise: float = 0.1
     """Input features get uniform noise in (-noise, noise)."""
+    own_features: float = 0.0
+    """Share of the blocks whose input features are the drafter's own, predicted in a first pass
+    (not in the paper)."""
     checkpoint_every: int = 50
     """Steps between resumable checkpoints."""
     decode_every: int = 0

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.labelling import drafter_inputs, label_rows
+from falcon_lab.distillation.labelling import drafter_inputs, label_rows, with_own_features
 from falcon_lab.protocols import Prediction
 
 
@@ -87,3 +87,29 @@ def test_only_tokens_that_are_to_be_learnt_count() -> None:
     mask[0, 3] = False
     # The mask is that of the predicted token, label + 1.
     assert _valid([1, 2, 3], [0, 1, 2], _batch()._replace(loss_mask=mask)) == [True, False, True]
+
+
+def test_own_features_replace_whole_blocks_where_rows_are_valid() -> None:
+    features = torch.zeros(1, 10, 3)
+    label = torch.arange(2, 8)[None]
+    group = torch.tensor([[0, 0, 1, 1, 2, 2]])
+    predicted = torch.ones(1, 6, 3)
+    prediction = Prediction(predicted, None, label, label - 2, torch.zeros_like(label), group)
+    valid = torch.tensor([[True, True, True, False, True, True]])
+    seen = set()
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        mixed = with_own_features(features, prediction, valid, 0.5, generator)[0, :, 0]
+        assert mixed[[0, 1, 5, 8, 9]].eq(0).all()
+        assert mixed[2] == mixed[3]
+        assert mixed[6] == mixed[7]
+        seen.add(tuple(mixed.tolist()))
+    assert len(seen) == 8, "each of three blocks is replaced or not, by itself"
+    assert features.eq(0).all()
+
+
+def test_own_features_leave_a_drafter_of_tokens_alone() -> None:
+    features = _features()
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    alone = _prediction([2, 3], [1, 1])
+    assert with_own_features(features, alone, valid, 1.0, torch.Generator()) is features

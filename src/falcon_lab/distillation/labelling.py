@@ -39,6 +39,36 @@ def drafter_inputs(
     )
 
 
+def with_own_features(
+    features: Tensor,
+    prediction: Prediction,
+    valid: Tensor,
+    share: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Features of which some whole blocks are the drafter's own predictions.
+
+    In every drafting pass but the first the drafter reads features that it predicted itself, a
+    block of them at a time. Meeting them in training, it learns to go on from its own errors.
+
+    Args:
+        features: ``[B, T, H]`` of the target.
+        prediction: of a first pass.
+        valid: ``[B, R]`` bool, rows whose prediction may be used.
+        share: chance that a block is replaced.
+        generator: draws the blocks.
+    """
+    if prediction.features is None:
+        return features
+    shape = (prediction.group.shape[0], int(prediction.group.max()) + 1)
+    drawn = torch.rand(shape, generator=generator, device=generator.device) < share
+    replaced = drawn.to(valid.device).gather(1, prediction.group) & valid
+    row = replaced.nonzero(as_tuple=True)
+    mixed = features.clone()
+    mixed[row[0], prediction.label[row]] = prediction.features[row].to(mixed)
+    return mixed
+
+
 class Labels(NamedTuple):
     """What every prediction row should be.
 

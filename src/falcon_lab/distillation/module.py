@@ -19,7 +19,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation import metrics
-from falcon_lab.distillation.labelling import Labels, drafter_inputs, label_rows
+from falcon_lab.distillation.labelling import (
+    Labels,
+    drafter_inputs,
+    label_rows,
+    with_own_features,
+)
 from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
@@ -83,10 +88,13 @@ class Distillation(LightningModule):
         features = self._teach(batch)
         ratio = self.schedule.ratio(self.global_step / max(1, self.max_steps))
         reveal: Reveal | None = None
-        if ratio > 0:
+        seen = features
+        if ratio > 0 or self.config.own_features > 0:
             with torch.no_grad():
-                reveal = self._glance(batch, features, ratio)
-        prediction = self._study(batch, features, reveal)
+                first = self._study(batch, features)
+                seen = self._mix(batch, features, first)
+                reveal = self._glance(batch, features, first, ratio) if ratio > 0 else None
+        prediction = self._study(batch, seen, reveal)
         labels = label_rows(batch, features, prediction)
         valid = labels.valid
         if reveal is not None and not self.schedule.keep_revealed_in_loss:
@@ -103,9 +111,18 @@ class Distillation(LightningModule):
         # DDP averages the gradients of its processes; this makes it the mean over all their rows.
         return loss * (self.trainer.world_size / max(1.0, reduced["train/loss"][1]))
 
-    def _glance(self, batch: Batch, features: Tensor, ratio: float) -> Reveal:
-        """First pass: see where the student is wrong, and choose what to show it."""
-        prediction = self._study(batch, features)
+    def _mix(self, batch: Batch, features: Tensor, first: Prediction) -> Tensor:
+        """The student's input features: some of them its own, where the experiment asks for it."""
+        share = self.config.own_features
+        if not share:
+            return features
+        valid = label_rows(batch, features, first).valid
+        return with_own_features(features, first, valid, share, self._generator(batch, "own"))
+
+    def _glance(
+        self, batch: Batch, features: Tensor, prediction: Prediction, ratio: float
+    ) -> Reveal:
+        """See where the student's first pass is wrong, and choose what to show it."""
         labels = label_rows(batch, features, prediction)
         rows = self._compare(prediction, labels, labels.valid, self._generator(batch, "glance"))
         wrong = torch.zeros_like(labels.valid)
