@@ -263,7 +263,7 @@ def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[st
             nonlocal started
             bar.update(int(started))
             started = True
-            bar.set_postfix_str(method)
+            bar.set_postfix_str(method, refresh=False)
 
         yield report
         bar.update(1)
