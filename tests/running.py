@@ -25,6 +25,10 @@ SMOKE = EXPERIMENTS / "smoke.yaml"
 
 SHORTEST = [
     "trainer.max_steps=4",
+    "trainer.val_check_interval=4",
+    "trainer.check_val_every_n_epoch=null",
+    "distillation.decode_every=4",
+    "distillation.decode_tokens=8",
     "evaluation.prompts.limit=1",
     "evaluation.max_new_tokens=12",
     "evaluation.hf_generate=false",
