@@ -43,9 +43,10 @@ LLAMA = """
 118 nodes, k = 2. The figure gives node 01 children of ranks 0 and 3 to 9 (read as 0 to 7 by that
 code) and node 0000 ten."""
 
-RANK_PROBABILITIES = (0.70, 0.12, 0.05, 0.03, 0.02, 0.014, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003)
+RANK_PROBABILITIES = (0.84, 0.07, 0.025, 0.013, 0.009, 0.007, 0.006, 0.005, 0.004, 0.003)
 """Chance that the target's token is the drafter's first, second, … candidate, given that the path
-so far is right. A plausible shape (a strong first choice and a heavy tail), not a measurement."""
+so far is right. The first ranks are what Falcon (k = 2) showed on ``tiny-code`` along the path of
+first candidates (ten validation prompts, greedy, 850 nodes); the tail is smoothed."""
 
 SLOT_DECAY = 0.95
 """A block's later rows know less; each is taken to be this much less often right."""
