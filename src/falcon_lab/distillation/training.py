@@ -11,6 +11,7 @@ from torch import Tensor
 
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.distillation.checkpoints import KeepLastTwo, find_checkpoint
+from falcon_lab.distillation.progress import TrainingBar
 from falcon_lab.distillation.randomness import derive_seed
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def train(
     """
     checkpoints = folder / "checkpoints"
     resume = find_checkpoint(checkpoints)
+    bar = [TrainingBar()] if trainer_args.get("enable_progress_bar", True) else []
     trainer = Trainer(
         **{**DEFAULTS, **trainer_args},
         default_root_dir=folder,
         logger=False if logger is None else logger,
-        callbacks=[*callbacks, KeepLastTwo(checkpoints, checkpoint_every)],
+        callbacks=[*bar, *callbacks, KeepLastTwo(checkpoints, checkpoint_every)],
     )
     trainer.fit(module, datamodule=datamodule, ckpt_path=None if resume is None else str(resume))
     return trainer
