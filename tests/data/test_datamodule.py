@@ -204,3 +204,18 @@ def test_without_a_store_nothing_is_written_or_announced() -> None:
     data.build_features(tiny_target("llama"), said.append)
     assert said == []
     assert data.batches()[0].features is None
+
+
+def test_validation_takes_the_beginnings_of_many_documents(tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * 400, "utf-8")
+    tokenizer = train_tokenizer(["0 1 2 3 4 5 6 7 8 9 "], 270)
+    config = DataConfig(corpus=str(tmp_path), length=16, batch_size=1, validation=6)
+    rows = FalconDataModule(config, tokenizer).validation_rows
+    assert len(rows) == 6
+    beginnings = {
+        tuple(row[:4].tolist())
+        for row, at in zip(rows.tokens, rows.positions, strict=True)
+        if at[0] == 0
+    }
+    assert len(beginnings) >= 3, "a validation of one file says nothing of the others"

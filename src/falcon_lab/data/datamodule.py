@@ -100,7 +100,7 @@ class FalconDataModule(LightningDataModule):
         train = self._pack("train", self._encoded("train", self.config.documents))
         wanted = self.config.validation
         if wanted:
-            held = _until(self._encoded("validation", None), wanted * self.config.length)
+            held = _until(self._encoded("validation", None), wanted, self.config.length)
             self._validation = self._pack("validation", held).take(wanted)
         else:
             self._validation = train.take(0)
@@ -180,11 +180,14 @@ class FalconDataModule(LightningDataModule):
         return -(-len(self.train_rows) // (self.config.batch_size * share.world))
 
 
-def _until(encoded: Iterator[Encoded], tokens: int) -> Iterator[Encoded]:
-    """Documents until they have so many tokens."""
-    seen = 0
+def _until(encoded: Iterator[Encoded], rows: int, length: int) -> Iterator[Encoded]:
+    """The beginnings of documents, until they fill so many rows.
+
+    One long file would not stand for its corpus, so each gives two rows at the most.
+    """
+    seen, most = 0, 2 * length
     for document in encoded:
-        yield document
-        seen += len(document)
-        if seen >= tokens:
+        yield Encoded(document.tokens[:most], document.loss_mask[:most])
+        seen += min(len(document), most)
+        if seen >= rows * length:
             return
