@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from falcon_lab.evaluation.prompts import Prompt
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.conversation import encode_prompts
+from falcon_lab.evaluation.prompts import Prompt
 from measuring import ChatLetters, Letters, prompt
 
 
