@@ -96,6 +96,14 @@ def test_a_refusal_names_one_key_and_counts_the_others() -> None:
         refuse_changes(before, {"a": 1, "b": 5, "c": 6}, Path("x"))
 
 
+def test_a_key_that_is_newer_than_the_run_stands_at_its_default() -> None:
+    facts = training_facts(load_experiment(None))
+    older = {k: v for k, v in facts.items() if k != "distillation.noise"}
+    refuse_changes(older, facts, Path("x"))
+    with pytest.raises(FalconLabError, match="distillation.noise=0.1, not 0.3"):
+        refuse_changes(older, facts | {"distillation.noise": 0.3}, Path("x"))
+
+
 def test_facts_are_flat_and_hold_what_trains_a_drafter() -> None:
     facts = training_facts(load_experiment(None, ["drafter.block=3"]))
     assert facts["drafter.block"] == 3

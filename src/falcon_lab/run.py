@@ -192,7 +192,12 @@ def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Raise when the folder's drafter was trained with other settings."""
+    """Raise when the folder's drafter was trained with other settings.
+
+    A key that an older version did not write down had what is its default today.
+    """
+    defaults = training_facts(Experiment())
+    before = before | {k: defaults[k] for k in now if k not in before and k in defaults}
     changed = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
     if changed:
         key = changed[0]
