@@ -100,7 +100,7 @@ def test_a_key_that_is_newer_than_the_run_stands_at_its_default() -> None:
     facts = training_facts(load_experiment(None))
     older = {k: v for k, v in facts.items() if k != "distillation.noise"}
     refuse_changes(older, facts, Path("x"))
-    with pytest.raises(FalconLabError, match="distillation.noise=0.1, not 0.3"):
+    with pytest.raises(FalconLabError, match=r"distillation\.noise=0\.1, not 0\.3"):
         refuse_changes(older, facts | {"distillation.noise": 0.3}, Path("x"))
 
 

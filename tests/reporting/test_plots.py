@@ -82,3 +82,20 @@ def test_methods_keep_their_colour_and_those_that_draft_nothing_are_grey(
     found = plots.colours(methods)
     assert found["plain"] == found["HF generate"] == plots.BASELINE
     assert len({found["chain"], found["tree"], plots.BASELINE}) == 3
+
+
+def test_a_panel_without_curves_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def count(width: float, height: float, paint: Any, name: str) -> str:
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        paint(figure)
+        seen.extend(axis.get_visible() for axis in figure.axes)
+        return ""
+
+    monkeypatch.setattr(plots, "draw", count)
+    record = {"step": 1, "train/loss": 1.0, "train/glance_ratio": 0.4, "val/accept_rate": 0.5}
+    plots.training_curves([record])
+    assert seen == [True, True, True, False]

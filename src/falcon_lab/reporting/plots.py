@@ -100,7 +100,7 @@ def training_curves(history: list[dict[str, Any]]) -> str:
     rows = -(-len(panels) // columns)
 
     def paint(figure: Figure) -> None:
-        axes = figure.subplots(rows, columns, squeeze=False).flat
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis, (title, names) in zip(axes, panels, strict=False):
             for colour, name in zip(COLOURS * 3, names, strict=False):
                 steps, values = series(history, name)
@@ -109,7 +109,7 @@ def training_curves(history: list[dict[str, Any]]) -> str:
             axis.set_title(title)
             axis.set_xlabel("step")
             axis.legend()
-        for axis in list(axes)[len(panels) :]:
+        for axis in axes[len(panels) :]:
             axis.set_visible(False)
 
     return draw(9, 2.7 * rows, paint, "curves")
