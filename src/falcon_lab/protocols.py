@@ -13,7 +13,7 @@ ahead next to the feature, as EAGLE and Falcon do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -423,12 +423,10 @@ class BuildContext:
     Attributes:
         host: the frozen target.
         block: k of the drafter that the component works with (0 while building the drafter).
-        extra: open for components of one distribution that must find each other.
     """
 
     host: DrafterHost
     block: int = 0
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def is_trainable(drafter: object) -> bool:

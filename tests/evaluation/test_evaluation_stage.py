@@ -29,7 +29,8 @@ def test_the_device_of_the_evaluation(
     name: str, gpu: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert stage.evaluation_device(name) == torch.device(expected)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert stage.resolve_device(name) == torch.device(expected)
 
 
 def test_without_a_speculative_method_no_tree_is_drawn() -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 import torch
 
-from falcon_lab.commands.engine import load, sampling_of, speculative, stop_of
+from falcon_lab.commands.engine import load, speculative
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.conversation import encode_prompts
+from falcon_lab.evaluation.engines import sampling_of, stop_of
 from falcon_lab.evaluation.prompts import load_prompts
 from falcon_lab.schema import Experiment
 from falcon_lab.targets.target import Target

@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.evaluation.engines import Methods, add_method
-from falcon_lab.evaluation.stage import evaluation_device
 from falcon_lab.plugins import load_components
 from falcon_lab.schema import Experiment, MethodConfig
 from falcon_lab.targets.builtin import ensure_target
@@ -21,9 +18,8 @@ if TYPE_CHECKING:
 
 def load(experiment: Experiment, announce: Callable[[str], None]) -> Target:
     """The experiment's target on its device."""
-    target = ensure_target(experiment.target, announce)
-    loaded: Target = target.to(evaluation_device(experiment.target.device))
-    return loaded
+    target: Target = ensure_target(experiment.target, announce)
+    return target
 
 
 def speculative(
@@ -45,14 +41,3 @@ def speculative(
 def names_a_drafter(overrides: Sequence[str]) -> bool:
     """Whether some override is about the drafter, as in ``drafter.name=lookup``."""
     return any(word.removeprefix("--").startswith("drafter") for word in overrides)
-
-
-def stop_of(experiment: Experiment, target: Target) -> StopCondition:
-    """What ends a text."""
-    return StopCondition(target.eos_ids, experiment.evaluation.stop, target.tokenizer)
-
-
-def sampling_of(experiment: Experiment) -> Sampling:
-    """How tokens are drawn."""
-    config = experiment.evaluation
-    return Sampling(config.temperature, config.top_k, config.top_p)

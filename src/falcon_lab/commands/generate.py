@@ -10,11 +10,12 @@ from time import perf_counter
 import click
 import torch
 
-from falcon_lab.commands.engine import load, sampling_of, speculative, stop_of
+from falcon_lab.commands.engine import load, speculative
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.evaluation.conversation import EncodedPrompt
+from falcon_lab.evaluation.engines import sampling_of, stop_of
 from falcon_lab.protocols import Acceptance
 from falcon_lab.schema import Experiment
 from falcon_lab.trees.token_tree import TokenTree

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, read_config
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import BuildContext, Drafter
@@ -105,3 +107,14 @@ def label(node: Mapping[str, Any], block: int, tree: Mapping[str, Any]) -> str:
     shape = f"depth {tree['depth']}" if "depth" in tree else tree.get("template", "")
     shape = shape if isinstance(shape, str) else "own template"
     return f"{node['name']}, k={block}, {tree['name']} {shape}".rstrip()
+
+
+def stop_of(experiment: Experiment, target: Target) -> StopCondition:
+    """What ends a text."""
+    return StopCondition(target.eos_ids, experiment.evaluation.stop, target.tokenizer)
+
+
+def sampling_of(experiment: Experiment) -> Sampling:
+    """How tokens are drawn."""
+    config = experiment.evaluation
+    return Sampling(config.temperature, config.top_k, config.top_p)

@@ -9,18 +9,17 @@ import torch
 
 from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.evaluation.answers import write_answers
 from falcon_lab.evaluation.benchmark import PLAIN, measure
 from falcon_lab.evaluation.conversation import EncodedPrompt, encode_prompts
-from falcon_lab.evaluation.engines import Methods, build_methods
+from falcon_lab.evaluation.engines import Methods, build_methods, sampling_of, stop_of
 from falcon_lab.evaluation.hf_generate import HfGenerate
 from falcon_lab.evaluation.prompts import load_prompts
 from falcon_lab.evaluation.table import format_table
 from falcon_lab.reporting import provenance
 from falcon_lab.reporting.results import build_results, rows_of, write_results
 from falcon_lab.reporting.tree_drawing import TreeRecorder
+from falcon_lab.targets.loading import resolve_device
 
 if TYPE_CHECKING:
     from falcon_lab.run import Run
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 def evaluate_methods(current: Run) -> dict[str, Any]:
     """Measure plain decoding and every method of the experiment; the content of results.json."""
     experiment, config = current.experiment, current.experiment.evaluation
-    target = current.target.to(evaluation_device(experiment.target.device))
+    target = current.target.to(resolve_device(experiment.target.device))
     methods = build_methods(experiment, target, current.components, current.drafter_folder)
     prompts = encode_prompts(
         load_prompts(
@@ -45,7 +44,7 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
         {PLAIN: PlainEngine(target), **methods.engines},
         prompts,
         config,
-        stop=StopCondition(target.eos_ids, config.stop, target.tokenizer),
+        stop=stop_of(experiment, target),
         hf=HfGenerate(target) if config.hf_generate else None,
         logits=lambda tokens: target.prefill(tokens, target.new_cache(len(tokens))).logits[-1],
     )
@@ -73,25 +72,18 @@ def drawn_trees(
     """The tree with the longest accepted path that the fastest method grew on one prompt."""
     if method is None:
         return []
-    config, target = current.experiment.evaluation, current.target
+    experiment, target = current.experiment, current.target
     recorder = TreeRecorder(target.tokenizer.decode, prompt=prompt.id, method=method)
     methods.engines[method].generate(
         prompt.tokens([]),
-        max_new_tokens=config.max_new_tokens,
-        sampling=Sampling(config.temperature, config.top_k, config.top_p),
-        generator=torch.Generator(target.device).manual_seed(config.seed),
-        stop=StopCondition(target.eos_ids, config.stop, target.tokenizer),
+        max_new_tokens=experiment.evaluation.max_new_tokens,
+        sampling=sampling_of(experiment),
+        generator=torch.Generator(target.device).manual_seed(experiment.evaluation.seed),
+        stop=stop_of(experiment, target),
         on_round=recorder,
     )
     best = recorder.best()
     return [best] if best else []
-
-
-def evaluation_device(name: str) -> torch.device:
-    """``auto`` is the first GPU, where there is one."""
-    if name != "auto":
-        return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def describe(current: Run) -> dict[str, Any]:
