@@ -74,6 +74,9 @@ class TargetConfig:
     """``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16`` or ``float64``."""
     attention: str = "sdpa"
     """``sdpa``, ``eager`` or ``flex_attention``."""
+    lean: bool = False
+    """Decode through our own short forward pass instead of Hugging Face's modules, where the model
+    is Llama-like (the drafter does always)."""
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for evaluation; training follows ``trainer``."""
     pretraining: PretrainingConfig | None = None
@@ -121,6 +124,9 @@ class DistillationConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     noise: float = 0.1
     """Input features get uniform noise in (-noise, noise)."""
+    repeats: int = 1
+    """Times that the student studies each batch of a teacher pass, under block phases, noise and
+    glances of its own each time."""
     own_features: float = 0.0
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""

@@ -1,7 +1,8 @@
 """The decoder blocks of a Hugging Face model, called with explicit positions, mask and cache.
 
 The target and the drafter's decoder blocks are both one of these. Nothing is patched: a base
-model takes a ready-made 4-D mask, or a mapping of them where its layers differ in kind.
+model takes a ready-made 4-D mask, or a mapping of them where its layers differ in kind. Decoding
+takes the short way through Llama-like layers (``lean.py``).
 
 Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden.
 """
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.lean import LeanLayers
 from falcon_lab.targets.masks import for_attention, windowed
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -30,11 +32,17 @@ class Backbone(nn.Module):
         kinds: the kinds of attention among its layers, ``full_attention`` or
             ``sliding_attention``.
         window: positions that a sliding layer sees, or None.
+        lean: the short way through the layers, or None.
+
+    Args:
+        base: the base model.
+        lean: take the short way where the model allows it, there is a cache and no gradient.
     """
 
-    def __init__(self, base: Any) -> None:
+    def __init__(self, base: Any, *, lean: bool = False) -> None:
         super().__init__()
         self.base = base
+        self.lean = LeanLayers.of(base) if lean else None
         self.config: Any = base.config
         self.kinds = layer_kinds(self.config)
         self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
@@ -53,7 +61,7 @@ class Backbone(nn.Module):
         attention = getattr(config, "_attn_implementation", None) or "sdpa"
         base = AutoModel.from_config(shortened, attn_implementation=attention, dtype=torch.float32)
         base.set_input_embeddings(None)
-        return cls(base)
+        return cls(base, lean=True)
 
     @property
     def implementation(self) -> str:
@@ -89,10 +97,17 @@ class Backbone(nn.Module):
         dtype = self._mask_dtype(embeddings)
         new = positions.shape[1]
         seen = new if cache is None else cache.length + new
+        lean = None if cache is None or torch.is_grad_enabled() else self.lean
+        masks = None  # the short way needs none where every row sees every key
+        if lean is None or mask is not None or self.window is not None:
+            masks = self._masks(mask, positions, cache, new, seen, dtype)
+        if lean is not None and cache is not None:
+            rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
+            return lean(rows, positions, masks, cache)
         output = self.base(
             input_ids=tokens,
             inputs_embeds=embeddings,
-            attention_mask=self._masks(mask, positions, cache, new, seen, dtype),
+            attention_mask=masks,
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,

@@ -42,7 +42,9 @@ def load_target(config: TargetConfig) -> Target:
     tokenizer = _read_tokenizer(config)
     model = _read_model(config)
     revision = getattr(settings, "_commit_hash", None) or config.revision
-    target = Target(model, tokenizer, name=config.name, revision=revision).to(device)
+    target = Target(model, tokenizer, name=config.name, revision=revision, lean=config.lean).to(
+        device
+    )
     check_vocabulary(target)
     check_target(target)
     return target

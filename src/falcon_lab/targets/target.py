@@ -52,7 +52,13 @@ class Target:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, name: str, revision: str | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        revision: str | None = None,
+        lean: bool = False,
     ) -> None:
         model.eval().requires_grad_(False)
         self.name = name
@@ -60,7 +66,7 @@ class Target:
         self.model = model
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
-        self.backbone = Backbone(model.get_decoder())
+        self.backbone = Backbone(model.get_decoder(), lean=lean)
         self.hidden_size: int = self.config.hidden_size
         self._lm_head = model.get_output_embeddings()
         if self._lm_head is None:
