@@ -88,6 +88,7 @@ def distillation(
     target: Any = None,
     lr: float = 1e-2,
     noise: float = 0.1,
+    repeats: int = 1,
     max_steps: int = 6,
     **options: Any,
 ) -> Distillation:
@@ -98,7 +99,10 @@ def distillation(
         drafter = FalconDrafter(FalconConfig(**options), BuildContext(target))
     context = BuildContext(target, block=drafter.block)
     config = DistillationConfig(
-        optimizer=OptimizerConfig(lr=lr, warmup_steps=2), noise=noise, checkpoint_every=3
+        optimizer=OptimizerConfig(lr=lr, warmup_steps=2),
+        noise=noise,
+        repeats=repeats,
+        checkpoint_every=3,
     )
     return Distillation(
         target,

@@ -60,6 +60,7 @@ RANGES = {
     "distillation.optimizer.warmup_steps": COUNT,
     "distillation.optimizer.final_lr": SHARE,
     "distillation.noise": WEIGHT,
+    "distillation.repeats": SIZE,
     "distillation.own_features": SHARE,
     "distillation.checkpoint_every": SIZE,
     "distillation.decode_every": COUNT,

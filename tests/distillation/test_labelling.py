@@ -2,7 +2,12 @@ import torch
 from torch import Tensor
 
 from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.labelling import drafter_inputs, label_rows, with_own_features
+from falcon_lab.distillation.labelling import (
+    drafter_inputs,
+    label_rows,
+    repeated,
+    with_own_features,
+)
 from falcon_lab.protocols import Prediction
 
 
@@ -113,3 +118,19 @@ def test_own_features_leave_a_drafter_of_tokens_alone() -> None:
     valid = torch.ones(1, 2, dtype=torch.bool)
     alone = _prediction([2, 3], [1, 1])
     assert with_own_features(features, alone, valid, 1.0, torch.Generator()) is features
+
+
+def test_a_batch_is_repeated_along_its_sequences_with_one_index() -> None:
+    batch, features = repeated(_batch(), _features(), 3)
+    for name in ("tokens", "loss_mask", "documents", "positions"):
+        whole, one = getattr(batch, name), getattr(_batch(), name)
+        assert torch.equal(whole, torch.cat([one] * 3))
+    assert torch.equal(features, torch.cat([_features()] * 3))
+    assert int(batch.index) == int(_batch().index)
+
+
+def test_a_batch_repeated_once_is_itself() -> None:
+    given, features = _batch(), _features()
+    same, same_features = repeated(given, features, 1)
+    assert same is given
+    assert same_features is features

@@ -277,6 +277,28 @@ def test_both_passes_have_the_same_noise_phases_and_dropout_mask(tmp_path: Path)
     assert with_nothing.features.requires_grad
 
 
+def test_one_teacher_pass_is_studied_under_several_phases_and_noises(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    module = distillation(block=2, glancing=NoGlancing(None, CONTEXT), repeats=4)
+    asked: list[Tensor] = []
+    teacher = module.target.teacher
+
+    def count(*args: Tensor) -> Tensor:
+        asked.append(args[0])
+        return teacher(*args)
+
+    module.target.teacher = count  # type: ignore[method-assign]
+    _one_step(module, tmp_path, seen)
+    ((inputs, *_), prediction) = seen[0]
+    assert [tokens.shape for tokens in asked] == [batch(3).tokens.shape]
+    copies = inputs.tokens.chunk(4)
+    assert all(torch.equal(copies[0], copy) for copy in copies)
+    noises = inputs.features.chunk(4)
+    assert not torch.equal(noises[0], noises[1])
+    slots = torch.stack(prediction.slot.chunk(4))
+    assert (slots[0] != slots[1:]).any()
+
+
 def test_the_second_pass_is_shown_the_target_s_features_and_tokens(tmp_path: Path) -> None:
     seen: list[Any] = []
     spy = Spy(show=True)

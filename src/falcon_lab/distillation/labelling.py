@@ -69,6 +69,21 @@ def with_own_features(
     return mixed
 
 
+def repeated(batch: Batch, features: Tensor, times: int) -> tuple[Batch, Tensor]:
+    """A batch and its ``[B, T, H]`` features, ``times`` times along B.
+
+    A prediction has a slot of a block at every k-th row only; studied under several phases, one
+    teacher pass teaches every slot about every row.
+    """
+    if times == 1:
+        return batch, features
+    tokens, loss_mask, documents, positions = (
+        rows.repeat(times, 1)
+        for rows in (batch.tokens, batch.loss_mask, batch.documents, batch.positions)
+    )
+    return Batch(tokens, loss_mask, documents, positions, batch.index), features.repeat(times, 1, 1)
+
+
 class Labels(NamedTuple):
     """What every prediction row should be.
 

@@ -23,6 +23,7 @@ from falcon_lab.distillation.labelling import (
     Labels,
     drafter_inputs,
     label_rows,
+    repeated,
     with_own_features,
 )
 from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
@@ -85,7 +86,8 @@ class Distillation(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One micro-batch; its loss is a mean over the rows of all processes."""
-        features = self._teach(batch)
+        read = batch.tokens.numel()
+        batch, features = repeated(batch, self._teach(batch), self.config.repeats)
         ratio = self.schedule.ratio(self.global_step / max(1, self.max_steps))
         reveal: Reveal | None = None
         seen = features
@@ -105,7 +107,7 @@ class Distillation(LightningModule):
         metrics.add_by_position(tally, "train/position_{}/accuracy", metrics.agreement(rows), where)
         shown = 0 if reveal is None else reveal.mask.sum()
         tally.add_sum("train/revealed", shown, 1)
-        tally.add_sum("tokens", batch.tokens.numel(), 1)
+        tally.add_sum("tokens", read, 1)
         reduced = tally.reduced()
         self._log_step(reduced, ratio)
         # DDP averages the gradients of its processes; this makes it the mean over all their rows.
