@@ -42,6 +42,10 @@ class FalconConfig:
     def __post_init__(self) -> None:
         if self.block < 1:
             raise ValueError(f"block must be at least 1, got {self.block}")
+        if min(self.layers, self.lstm_layers) < 1:
+            raise ValueError("layers and lstm_layers must be at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         one_of("fuse", self.fuse, ("lstm", "lstm_positionwise", "linear"))
         one_of("query", self.query, ("block", "newest"))
         one_of("phase", self.phase, ("aligned", "absolute"))
@@ -95,6 +99,8 @@ class ChainConfig:
     """At T > 0: the most likely token, or a ``sampled`` one."""
 
     def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"depth must be at least 0, got {self.depth}")
         one_of("proposal", self.proposal, ("deterministic", "sampled"))
 
 
