@@ -62,6 +62,7 @@ def test_the_defaults_of_an_experiment_are_built_in() -> None:
         ("drafter", {"name": "falcon", "block": 0}, "block must be at least 1, got 0"),
         ("drafter", {"name": "falcon", "lstm_layers": 0}, "layers and lstm_layers must be"),
         ("drafter", {"name": "falcon", "dropout": 1.0}, "dropout must be in [0, 1), got 1.0"),
+        ("controller", {"name": "confidence", "threshold": 0}, "threshold must be in (0, 1], got"),
         ("tree_builder", {"name": "chain", "depth": -1}, "depth must be at least 0, got -1"),
         ("drafter", {"name": "falcon", "fuse": "gru"}, "fuse is 'gru'; choose one of lstm,"),
         ("drafter", {"name": "falcon", "query": "old"}, "query is 'old'"),

@@ -129,6 +129,22 @@ class FixedConfig:
     passes: int | None = None
 
 
+@dataclass
+class ConfidenceConfig:
+    """Draft on while the likeliest path is likely to be accepted."""
+
+    threshold: float = 0.3
+    """Stop when the drafter's own probability of its likeliest path falls below this."""
+    depth: int | None = None
+    nodes: int | None = None
+    passes: int | None = None
+    """The budget of every round; null leaves it to the tree."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.threshold <= 1.0:
+            raise ValueError(f"threshold must be in (0, 1], got {self.threshold}")
+
+
 @hookimpl
 def register_components(register: Register) -> None:
     """Register everything that ships with falcon-lab."""
@@ -143,4 +159,7 @@ def register_components(register: Register) -> None:
     register.acceptance_rule("auto", "falcon_lab.acceptance.auto:Auto")
     register.acceptance_rule("greedy", "falcon_lab.acceptance.greedy:Greedy")
     register.acceptance_rule("sampling", "falcon_lab.acceptance.sampling:SamplingRule")
+    register.controller(
+        "confidence", "falcon_lab.controllers.confidence:Confidence", config=ConfidenceConfig
+    )
     register.controller("fixed", "falcon_lab.controllers.fixed:Fixed", config=FixedConfig)
