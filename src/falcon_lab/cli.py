@@ -11,12 +11,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import click
 
 from falcon_lab import __version__
+from falcon_lab.benchmarking.methods import HF_ASSISTED, METHODS
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.quiet import third_party_tips_silenced
 
@@ -65,6 +67,8 @@ def interrupted(ctx: click.Context) -> None:
 
 PASS_OVERRIDES = {"ignore_unknown_options": True}
 """``--tree.depth=6`` is an override, not an option."""
+
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 overrides_argument = click.argument(
     "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]..."
@@ -169,7 +173,7 @@ def engine_overrides(options: dict[str, Any]) -> list[str]:
         "max_new_tokens": "evaluation.max_new_tokens",
         "seed": "evaluation.seed",
     }
-    given = [f"{key}={options[name]}" for name, key in keys.items() if options[name] is not None]
+    given = [f"{k}={options[name]}" for name, k in keys.items() if options.get(name) is not None]
     return [*given, *options["overrides"]]
 
 
@@ -215,6 +219,51 @@ def check(drafter: Path | None, prompts: int, samples: int, **options: Any) -> N
         experiment, drafter, options["overrides"], prompts=prompts, samples=samples
     )
     click.get_current_context().exit(0 if lossless else 1)
+
+
+@main.command(context_settings=PASS_OVERRIDES)
+@overrides_argument
+@click.option("--drafter", type=click.Path(path_type=Path), help="A saved drafter's folder.")
+@click.option("--target", help="A built-in target, a hub id or a folder.")
+@click.option(
+    "--tree", "trees", multiple=True, help="NAME or NAME,depth=6; as often as there are trees."
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(list(METHODS)),
+    help="Measure this beside plain decoding; all when left out.",
+)
+@click.option("--assistant", help="A smaller model for Hugging Face's assisted generation.")
+@click.option("--max-new-tokens", type=int)
+@click.option("--seed", type=int)
+@click.option("--profile", type=FILE, help="Write a Chrome trace of our loops.")
+@click.option("--json", "into", type=FILE, help="Write the results.")
+def bench(
+    drafter: Path | None,
+    trees: tuple[str, ...],
+    methods: tuple[str, ...],
+    assistant: str | None,
+    profile: Path | None,
+    into: Path | None,
+    **options: Any,
+) -> None:
+    """Measure decoding against Hugging Face's ways, and the target's pass against the machine.
+
+    Every method answers every prompt, in turns. Other arguments are overrides of a configuration,
+    such as target.lean=true or evaluation.threads=1; a row of evaluation.methods is measured too.
+    """
+    from falcon_lab.commands.settings import bench_experiment
+
+    experiment = bench_experiment(drafter, trees, engine_overrides(options))
+    wanted = set(methods or METHODS)
+    if HF_ASSISTED in methods and assistant is None:
+        raise FalconLabError(f"--method {HF_ASSISTED} needs --assistant MODEL")
+    from falcon_lab.commands.bench import bench as measure
+
+    progress = partial(click.echo, err=True)
+    measure(experiment, wanted, progress, assistant=assistant, trace=profile, into=into)
 
 
 @main.command()

@@ -17,6 +17,8 @@ BAR_DELAY = "1"
 
 TALKATIVE = {
     "lightning.pytorch.utilities.rank_zero": ("💡 Tip:", "TPU available"),
+    # Of its own call of generate, inside assisted generation.
+    "transformers.generation.utils": ("Passing `generation_config` together with",),
     "lightning.pytorch.trainer.connectors.checkpoint_connector": ("`weights_only` was not set",),
 }
 """Logger -> beginnings of the messages that tell the user nothing."""

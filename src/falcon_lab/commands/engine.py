@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from falcon_lab.commands.settings import names_a_drafter
 from falcon_lab.evaluation.engines import Methods, add_method
 from falcon_lab.plugins import load_components
 from falcon_lab.schema import Experiment, MethodConfig
@@ -36,8 +37,3 @@ def speculative(
     nowhere = Path()  # no run has trained anything here
     add_method(methods, "it", config, experiment, target, load_components(), nowhere)
     return methods.engines["it"]
-
-
-def names_a_drafter(overrides: Sequence[str]) -> bool:
-    """Whether some override is about the drafter, as in ``drafter.name=lookup``."""
-    return any(word.removeprefix("--").startswith("drafter") for word in overrides)

@@ -1,15 +1,21 @@
-"""What ``generate`` and ``check`` decode with: an experiment without a YAML. Imports no torch."""
+"""What ``generate``, ``check`` and ``bench`` decode with: an experiment without a YAML.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.config import load_experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.schema import Experiment
+from falcon_lab.schema import Experiment, MethodConfig
+
+DEFAULT_TREES = ("chain", "static")
 
 
 def decoding_experiment(drafter: Path | None, overrides: Sequence[str]) -> Experiment:
@@ -20,6 +26,41 @@ def decoding_experiment(drafter: Path | None, overrides: Sequence[str]) -> Exper
     """
     known = [] if drafter is None else target_overrides(drafter)
     return load_experiment(None, [*known, *overrides])
+
+
+def bench_experiment(
+    drafter: Path | None, trees: Sequence[str], overrides: Sequence[str]
+) -> Experiment:
+    """The same, with a method for every tree; without a drafter there are only those of the
+    overrides.
+
+    Args:
+        drafter: a saved drafter's folder.
+        trees: ``NAME`` or ``NAME,key=value,…``; none stands for a chain and the default tree.
+        overrides: of the configuration.
+
+    Raises:
+        FalconLabError: as above, or trees without a drafter.
+    """
+    experiment = decoding_experiment(drafter, overrides)
+    if drafter is None and not names_a_drafter(overrides):
+        if trees:
+            raise FalconLabError("--tree needs a drafter: --drafter DIR or drafter.name=NAME")
+        return experiment
+    for text in trees or DEFAULT_TREES:
+        name, *options = re.split(r",(?=[\w.]+=)", text)
+        own = [f"tree.name={name}", *(f"tree.{option}" for option in options)]
+        experiment.evaluation.methods[" ".join([name, *options])] = MethodConfig(
+            drafter=None if drafter else experiment.drafter,
+            drafter_path=str(drafter) if drafter else None,
+            tree=decoding_experiment(drafter, [*overrides, *own]).tree,
+        )
+    return experiment
+
+
+def names_a_drafter(overrides: Sequence[str]) -> bool:
+    """Whether some override is about the drafter, as in ``drafter.name=lookup``."""
+    return any(word.removeprefix("--").startswith("drafter") for word in overrides)
 
 
 def target_overrides(folder: Path) -> list[str]:

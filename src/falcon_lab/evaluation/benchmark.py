@@ -98,7 +98,7 @@ def measure(
     if not prompts:
         raise FalconLabError("there is no prompt to evaluate on; see evaluation.prompts")
     session = _Session(_ordered(engines, hf), prompts, config, stop)
-    with _threads(config.threads), _reporter(on_progress, session.answers) as report:
+    with torch_threads(config.threads), _reporter(on_progress, session.answers) as report:
         session.warm_up(report)
         session.run(report)
     rows = {name: session.rows(name) for name in session.engines}
@@ -237,7 +237,7 @@ def _columns(out: Generation) -> RoundColumns:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def torch_threads(count: int | None) -> Iterator[None]:
     """Torch's CPU threads for the time being."""
     before = torch.get_num_threads()
     if count is not None:

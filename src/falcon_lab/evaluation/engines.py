@@ -12,6 +12,9 @@ from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, read_config
 from falcon_lab.errors import FalconLabError
+from falcon_lab.evaluation.agreement import NextLogits
+from falcon_lab.evaluation.conversation import EncodedPrompt, encode_prompts
+from falcon_lab.evaluation.prompts import load_prompts
 from falcon_lab.protocols import BuildContext, Drafter
 from falcon_lab.schema import Experiment, MethodConfig, Node
 
@@ -107,6 +110,26 @@ def label(node: Mapping[str, Any], block: int, tree: Mapping[str, Any]) -> str:
     shape = f"depth {tree['depth']}" if "depth" in tree else tree.get("template", "")
     shape = shape if isinstance(shape, str) else "own template"
     return f"{node['name']}, k={block}, {tree['name']} {shape}".rstrip()
+
+
+def prompts_of(experiment: Experiment, target: Target) -> list[EncodedPrompt]:
+    """What is asked, ready to be decoded.
+
+    Raises:
+        FalconLabError: there is no such set of prompts, or nothing in it.
+    """
+    prompts = load_prompts(
+        experiment.evaluation.prompts,
+        corpus=experiment.data.corpus,
+        tokenizer=target.tokenizer,
+        seed=experiment.data.seed,
+    )
+    return encode_prompts(prompts, target.tokenizer, device=target.device)
+
+
+def next_logits(target: Target) -> NextLogits:
+    """The target's logits of what follows a sequence, read from the start."""
+    return lambda tokens: target.prefill(tokens, target.new_cache(len(tokens))).logits[-1]
 
 
 def stop_of(experiment: Experiment, target: Target) -> StopCondition:

@@ -1,10 +1,11 @@
-"""Hugging Face ``generate`` as one more method of the comparison.
+"""Hugging Face ``generate``, in any of its ways, as one more method of the comparison.
 
 Shapes: P prompt tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +27,23 @@ class HfGenerate:
     Args:
         target: a ``Target``; its ``model``, ``tokenizer``, ``eos_ids`` and ``max_positions`` are
             used.
+        settings: more entries of the generation configuration, such as ``cache_implementation``.
+        arguments: more arguments of ``generate``, such as ``assistant_model``.
     """
 
     lossless = True
     opaque = True  # nothing but its wall time is known
 
-    def __init__(self, target: Any) -> None:
+    def __init__(
+        self,
+        target: Any,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self.target = target
+        self.settings = dict(settings or {})
+        self.arguments = dict(arguments or {})
 
     @torch.no_grad()
     def generate(
@@ -62,6 +73,7 @@ class HfGenerate:
                 attention_mask=torch.ones_like(ids),
                 generation_config=self._config(transcript.remaining, sampling, stop),
                 **strings,
+                **self.arguments,
             )
         transcript.extend(out[0, prompt.shape[0] :].tolist())
         return Generation(transcript.tokens, transcript.finish or "length")
@@ -89,4 +101,5 @@ class HfGenerate:
             no_repeat_ngram_size=0,
             typical_p=1.0,
             **drawing,
+            **self.settings,
         )

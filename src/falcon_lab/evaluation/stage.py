@@ -11,10 +11,16 @@ from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.evaluation.answers import write_answers
 from falcon_lab.evaluation.benchmark import PLAIN, measure
-from falcon_lab.evaluation.conversation import EncodedPrompt, encode_prompts
-from falcon_lab.evaluation.engines import Methods, build_methods, sampling_of, stop_of
+from falcon_lab.evaluation.conversation import EncodedPrompt
+from falcon_lab.evaluation.engines import (
+    Methods,
+    build_methods,
+    next_logits,
+    prompts_of,
+    sampling_of,
+    stop_of,
+)
 from falcon_lab.evaluation.hf_generate import HfGenerate
-from falcon_lab.evaluation.prompts import load_prompts
 from falcon_lab.evaluation.table import format_table
 from falcon_lab.reporting import provenance
 from falcon_lab.reporting.results import build_results, rows_of, write_results
@@ -30,23 +36,14 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
     experiment, config = current.experiment, current.experiment.evaluation
     target = current.target.to(resolve_device(experiment.target.device))
     methods = build_methods(experiment, target, current.components, current.drafter_folder)
-    prompts = encode_prompts(
-        load_prompts(
-            config.prompts,
-            corpus=experiment.data.corpus,
-            tokenizer=target.tokenizer,
-            seed=experiment.data.seed,
-        ),
-        target.tokenizer,
-        device=target.device,
-    )
+    prompts = prompts_of(experiment, target)
     measurement = measure(
         {PLAIN: PlainEngine(target), **methods.engines},
         prompts,
         config,
         stop=stop_of(experiment, target),
         hf=HfGenerate(target) if config.hf_generate else None,
-        logits=lambda tokens: target.prefill(tokens, target.new_cache(len(tokens))).logits[-1],
+        logits=next_logits(target),
     )
     results = build_results(
         measurement,

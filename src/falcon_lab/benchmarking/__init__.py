@@ -1,0 +1,1 @@
+"""``falcon-lab bench``: decoding against what users would pick instead, and against the machine."""

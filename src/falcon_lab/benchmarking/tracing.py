@@ -1,0 +1,85 @@
+"""A Chrome trace of our loops: what runs when, by part of the round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from falcon_lab.errors import FalconLabError
+
+TOKENS = 32
+"""New tokens of a traced generation: some rounds, in a file that a browser can open."""
+
+PARTS: dict[str, dict[str, str]] = {
+    "target": {"prefill": "prefill", "verify": "verify", "step": "verify"},
+    "drafter": {"draft": "draft", "observe": "observe"},
+    "tree_builder": {"start": "tree", "grow": "tree", "finish": "tree"},
+    "rule": {"__call__": "accept"},
+}
+"""Attribute of an engine -> method of it -> name of the range in the trace."""
+
+
+def write_trace(path: Path, engines: Mapping[str, Any], generate: Callable[[Any], object]) -> None:
+    """Let each engine generate once under the profiler; open the file in ``chrome://tracing``.
+
+    Args:
+        path: of the file; with ``.gz`` at its end it is compressed.
+        engines: name -> engine; the name is a range of the trace.
+        generate: lets an engine generate.
+
+    Raises:
+        FalconLabError: the file cannot be written.
+    """
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as found:
+        for name, engine in engines.items():
+            with record_function(name):
+                generate(with_ranges(engine))
+    temporary = path.with_name(f".tmp-{path.name}")  # its end says whether to compress
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.export_chrome_trace(str(temporary))
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise FalconLabError(f"{path}: the trace cannot be written ({error})") from error
+
+
+def with_ranges(engine: Any) -> Any:
+    """The engine, with the parts of a round marked in the trace."""
+    marked = copy.copy(engine)
+    for name, ranges in PARTS.items():
+        if hasattr(marked, name):
+            setattr(marked, name, _Marked(getattr(marked, name), ranges))
+    return marked
+
+
+class _Marked:
+    """Something whose methods open a range; all else is its own."""
+
+    def __init__(self, part: Any, ranges: Mapping[str, str]) -> None:
+        self._part, self._ranges = part, ranges
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        with record_function(self._ranges["__call__"]):
+            return self._part(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+        if name not in self._ranges:
+            return found
+
+        def marked(*arguments: Any, **options: Any) -> Any:
+            with record_function(self._ranges[name]):
+                return found(*arguments, **options)
+
+        return marked

@@ -1,0 +1,31 @@
+"""``falcon-lab bench``: decoding measured against what users would pick instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import click
+
+from falcon_lab.benchmarking.decoding import bench_decoding
+from falcon_lab.benchmarking.table import format_bench
+from falcon_lab.reporting.results import write_results
+from falcon_lab.schema import Experiment
+
+
+def bench(
+    experiment: Experiment,
+    methods: Collection[str],
+    announce: Callable[[str], None],
+    *,
+    assistant: str | None = None,
+    trace: Path | None = None,
+    into: Path | None = None,
+) -> None:
+    """Measure, print the tables, and write the results ``into`` a file."""
+    results = bench_decoding(
+        experiment, methods, assistant=assistant, trace=trace, announce=announce
+    )
+    click.echo(format_bench(results))
+    if into is not None:
+        write_results(into, results)
