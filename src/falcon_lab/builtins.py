@@ -18,6 +18,12 @@ def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
 
 
+def at_least(key: str, value: int | None, least: int) -> None:
+    """Raise ``ValueError`` when ``value`` is less; None is left to the component."""
+    if value is not None and value < least:
+        raise ValueError(f"{key} must be at least {least}, got {value}")
+
+
 @dataclass
 class FalconConfig:
     """Falcon's semi-autoregressive head (arXiv 2412.12639, §3.2). ``block: 1, fuse: linear`` is
@@ -121,6 +127,39 @@ class StaticConfig:
 
 
 @dataclass
+class DynamicTreeConfig:
+    """A tree that goes where the drafter is sure (EAGLE-2, arXiv 2406.16858, §4). EAGLE-2's own
+    numbers are ``nodes: 60, beam: 10, width: 10, depth: 7``."""
+
+    nodes: int = 16
+    """Draft tokens that are kept of all candidates."""
+    beam: int = 4
+    """Most blocks that a pass expands."""
+    width: int = 4
+    """Candidates of every row."""
+    depth: int | None = None
+    """Longest path; null goes by k: 4 for k = 1, 6 for k = 2, 2k above."""
+
+    def __post_init__(self) -> None:
+        for key, least in (("nodes", 0), ("beam", 1), ("width", 1), ("depth", 0)):
+            at_least(key, getattr(self, key), least)
+
+
+@dataclass
+class OptimalTreeConfig:
+    """The likeliest tree of its size, by the drafter's own probabilities."""
+
+    nodes: int = 16
+    """Draft tokens in the tree."""
+    passes: int | None = None
+    """Drafter passes, each of k levels; null goes by k: 4 for k = 1, 3 for k = 2, 2 above."""
+
+    def __post_init__(self) -> None:
+        for key in ("nodes", "passes"):
+            at_least(key, getattr(self, key), 0)
+
+
+@dataclass
 class FixedConfig:
     """The same budget every round; null leaves it to the tree."""
 
@@ -156,6 +195,12 @@ def register_components(register: Register) -> None:
     )
     register.tree_builder("chain", "falcon_lab.trees.chain:Chain", config=ChainConfig)
     register.tree_builder("static", "falcon_lab.trees.static:StaticTree", config=StaticConfig)
+    register.tree_builder(
+        "dynamic", "falcon_lab.trees.dynamic:DynamicTree", config=DynamicTreeConfig
+    )
+    register.tree_builder(
+        "optimal", "falcon_lab.trees.optimal:OptimalTree", config=OptimalTreeConfig
+    )
     register.acceptance_rule("auto", "falcon_lab.acceptance.auto:Auto")
     register.acceptance_rule("greedy", "falcon_lab.acceptance.greedy:Greedy")
     register.acceptance_rule("sampling", "falcon_lab.acceptance.sampling:SamplingRule")

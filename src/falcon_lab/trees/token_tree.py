@@ -59,10 +59,14 @@ class TokenTree:
 
 
 def ancestor_matrix(parents: Tensor) -> Tensor:
-    """``[N]`` parents (root first, -1) -> ``[N, N]`` bool, each row a node's path to the root."""
+    """``[N]`` parents (root first, -1) -> ``[N, N]`` bool, each row a node's path to the root.
+
+    Every product doubles the steps that are followed, and the host is never asked.
+    """
     nodes = parents.shape[0]
-    ancestors = torch.eye(nodes, dtype=torch.bool)
-    for node, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            ancestors[node] |= ancestors[parent]
-    return ancestors.to(parents.device)
+    reached = torch.eye(nodes, device=parents.device)
+    later = torch.arange(1, nodes, device=parents.device)
+    reached[later, parents[1:]] = 1.0
+    for _ in range((nodes - 1).bit_length()):
+        reached = (reached @ reached).clamp(max=1.0)
+    return reached > 0
