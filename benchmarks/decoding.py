@@ -1,0 +1,65 @@
+"""Decoding on this machine, as the main job measures it, against Hugging Face's ways.
+
+    python benchmarks/decoding.py [DRAFTER] [KEY=VALUE]...
+
+DRAFTER is a saved drafter's folder (``runs/csgd/drafter``). The tables are printed; the results,
+without the answers' texts and tokens, go to ``benchmarks/results/DATE-decoding-DEVICE.json``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+DRAFTER = "runs/csgd/drafter"
+TREES = ("chain,depth=6", "static,template=k2-8")
+SETTINGS = (
+    "target.lean=true",
+    "evaluation.threads=1",
+    "evaluation.prompts.limit=12",
+    "evaluation.max_new_tokens=128",
+    "evaluation.methods.lookup.optional=true",
+    "evaluation.methods.lookup.drafter.name=lookup",
+    "evaluation.methods.lookup.tree.name=chain",
+    "evaluation.methods.lookup.tree.depth=10",
+)
+
+
+def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
+    """Measure, print, and write the results into ``folder``; their file."""
+    from falcon_lab.benchmarking.decoding import bench_decoding
+    from falcon_lab.benchmarking.methods import METHODS
+    from falcon_lab.benchmarking.table import format_bench
+    from falcon_lab.commands.settings import bench_experiment
+    from falcon_lab.reporting.results import write_results
+
+    drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
+    overrides = [word for word in arguments if "=" in word]
+    experiment = bench_experiment(drafter, TREES, [*SETTINGS, *overrides])
+    results = bench_decoding(
+        experiment, list(METHODS), announce=lambda line: print(line, file=sys.stderr)
+    )
+    print(format_bench(results))
+    device = results["hardware"]["device"].partition(":")[0]
+    path = folder / f"{datetime.now(UTC).date()}-decoding-{device}.json"
+    return write_results(path, without_answers(results))
+
+
+def without_answers(results: dict[str, Any]) -> dict[str, Any]:
+    """The results without what was written: figures alone are kept in the repository."""
+    kept = [
+        {**row, "turns": [{k: v for k, v in turn.items() if k not in ANSWER} for turn in turns]}
+        for row in results["rows"]
+        for turns in [row["turns"]]
+    ]
+    return {**results, "rows": kept}
+
+
+ANSWER = ("tokens", "text")
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))
