@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from fakes.decoding import chain, generate, plain, speculative
 from fakes.statistics import chi_square
 from fakes.trees import prefix_closed
-from falcon_lab.builtins import FalconConfig
+from falcon_lab.builtins import DynamicTreeConfig, FalconConfig, OptimalTreeConfig
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import BuildContext
+from falcon_lab.trees.best_first import BestFirstTree
+from falcon_lab.trees.dynamic import DynamicTree
+from falcon_lab.trees.optimal import OptimalTree
 from falcon_lab.trees.templates import named
 from tiny_models import FAMILIES, tiny_target
 
 BLOCKS = (1, 2, 3, 4)
-TREES = ("chain", "auto", "vicuna", "llama", "k3", "k4")
+TREES = ("chain", "auto", "vicuna", "llama", "k3", "k4", "dynamic", "optimal")
 NEW = 24
 
 
@@ -33,7 +36,13 @@ def drafter(target: Any, **options: Any) -> FalconDrafter:
     return FalconDrafter(FalconConfig(**options), BuildContext(host=target)).eval()
 
 
-def paths(name: str, block: int) -> Any:
+def tree(name: str, block: int) -> Any:
+    """A template's paths, or a builder that decides as it goes."""
+    context = BuildContext(None, block)  # type: ignore[arg-type]
+    if name == "dynamic":
+        return DynamicTree(DynamicTreeConfig(), context)
+    if name == "optimal":
+        return OptimalTree(OptimalTreeConfig(), context)
     return chain(2 * block) if name == "chain" else named(name, block)
 
 
@@ -53,7 +62,7 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(
     for block in BLOCKS:
         falcon = drafter(target, block=block)
         for name in TREES:
-            got = generate(speculative(target, falcon, paths(name, block)), prompt, NEW)
+            got = generate(speculative(target, falcon, tree(name, block)), prompt, NEW)
             assert (got.tokens, got.finish) == (expected.tokens, expected.finish), (block, name)
             accepted += sum(done.accepted for done in got.rounds)
     assert accepted > 0, "no draft token was ever accepted: the test has seen nothing"
@@ -81,15 +90,21 @@ def test_every_switch_of_the_drafter_is_lossless(
         assert got.tokens == plain(target, prompt, NEW).tokens
 
 
-@settings(max_examples=60)
+def best_first(block: int) -> st.SearchStrategy[BestFirstTree]:
+    """Builders of any limits, those that stop a tree at once too."""
+    count, size = st.integers(0, 9), st.integers(1, 9)
+    return st.builds(BestFirstTree, st.just(block), nodes=count, depth=count, beam=size, width=size)
+
+
+@settings(max_examples=80)
 @given(data=st.data())
 def test_any_tree_for_any_block_is_lossless(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(FAMILIES))
     target = TARGETS.setdefault(family, tiny_target(family, vocab=12))
     block = data.draw(st.sampled_from(BLOCKS))
-    tree = data.draw(prefix_closed())
+    shape = data.draw(prefix_closed() | best_first(block))
     prompt = data.draw(st.lists(st.integers(1, 11), min_size=1, max_size=8))
-    got = generate(speculative(target, drafter(target, block=block), tree), prompt, NEW)
+    got = generate(speculative(target, drafter(target, block=block), shape), prompt, NEW)
     assert got.tokens == plain(target, prompt, NEW).tokens
 
 
@@ -108,17 +123,20 @@ def exact_pairs(target: Any, prompt: list[int], sampling: Sampling) -> torch.Ten
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("proposal", ["deterministic", "sampled"])
-@pytest.mark.parametrize("name", ["chain", "auto"])
+@pytest.mark.parametrize(
+    ("name", "proposal"),
+    [
+        *product(("chain", "auto"), ("deterministic", "sampled")),
+        ("dynamic", "deterministic"),
+    ],
+)
 @pytest.mark.parametrize("block", [1, 2])
 def test_sampled_speculation_follows_the_targets_own_distribution(
     block: int, name: str, proposal: str
 ) -> None:
     target = tiny_target("llama", vocab=6)
     target.eos_ids = frozenset()
-    engine = speculative(
-        target, drafter(target, block=block), paths(name, block), proposal=proposal
-    )
+    engine = speculative(target, drafter(target, block=block), tree(name, block), proposal=proposal)
     shape = {"temperature": 0.8, "top_p": 0.95}
     generator = torch.Generator().manual_seed(41)
     prompt = [3, 1, 4]

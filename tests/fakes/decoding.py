@@ -15,7 +15,7 @@ from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.protocols import BuildContext
+from falcon_lab.protocols import BuildContext, TreeBuilder
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import TemplateTree
 
@@ -30,16 +30,19 @@ def chain(depth: int) -> list[Path]:
 def speculative(
     target: Any,
     drafter: Any,
-    paths: Sequence[Path],
+    tree: Sequence[Path] | TreeBuilder,
     *,
     proposal: Any = "deterministic",
     rule: Any = None,
     controller: Any = None,
 ) -> SpeculativeEngine:
+    """``tree`` is a template's paths or a builder."""
+    if isinstance(tree, Sequence):
+        tree = TemplateTree(checked(tree), drafter.block, proposal)
     return SpeculativeEngine(
         target,
         drafter,
-        TemplateTree(checked(paths), drafter.block, proposal),
+        tree,
         rule or Auto(None, CONTEXT),
         controller or Fixed(FixedConfig(), CONTEXT),
     )
