@@ -107,6 +107,10 @@ CHECKS: dict[str, Check] = {
     "falcon-lab check --drafter runs/smoke/drafter --tree static": whole(
         "--prompts=1", "--samples=20", "evaluation.max_new_tokens=8"
     ),
+    "falcon-lab bench --drafter runs/smoke/drafter --tree static --tree chain,depth=4 "
+    "target.lean=true --json bench.json --profile trace.json": whole(
+        "--max-new-tokens=8", "evaluation.prompts.limit=1", "evaluation.repeats=1"
+    ),
     "falcon-lab view-data experiments/smoke.yaml": whole(),
     "falcon-lab plugins": whole(),
     "falcon-lab doctor": doctor_works,
