@@ -19,18 +19,6 @@ THEIRS = [HF, HF_STATIC, HF_ASSISTED, HF_LOOKUP]
 PROMPT = torch.tensor([5, 9, 13, 21, 8, 5, 9])
 
 
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def modes(target: Any) -> dict[str, Any]:
-    found, left_out = hf_modes(target, METHODS, tiny_target(layers=1))
-    assert left_out == {}
-    return found
-
-
 def write(engine: Any, stop: StopCondition, tokens: int = 24) -> tuple[list[int], str]:
     out = engine.generate(
         PROMPT,
@@ -40,6 +28,22 @@ def write(engine: Any, stop: StopCondition, tokens: int = 24) -> tuple[list[int]
         stop=stop,
     )
     return out.tokens, out.finish
+
+
+def attempt(engine: Any) -> None:
+    write(engine, StopCondition(), 4)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def modes(target: Any) -> dict[str, Any]:
+    found, left_out = hf_modes(target, METHODS, tiny_target(layers=1), attempt=attempt)
+    assert left_out == {}
+    return found
 
 
 @pytest.mark.parametrize("method", THEIRS)
@@ -71,12 +75,12 @@ def test_each_method_is_the_mode_that_it_says(modes: dict[str, Any]) -> None:
 
 
 def test_only_what_was_asked_for_is_there(target: Any) -> None:
-    found, left_out = hf_modes(target, [HF_LOOKUP, "plain"])
+    found, left_out = hf_modes(target, [HF_LOOKUP, "plain"], attempt=attempt)
     assert (list(found), left_out) == (["HF prompt lookup"], {})
 
 
 def test_without_an_assistant_assisted_generation_is_left_out(target: Any) -> None:
-    found, left_out = hf_modes(target, [HF, HF_ASSISTED])
+    found, left_out = hf_modes(target, [HF, HF_ASSISTED], attempt=attempt)
     assert list(found) == ["HF generate"]
     assert left_out == {"HF assisted": "no assistant was named"}
 
@@ -92,11 +96,11 @@ def test_a_mode_that_a_model_cannot_do_is_left_out_with_the_reason(
         return real(*arguments, generation_config=generation_config, **options)
 
     monkeypatch.setattr(target.model, "generate", generate)
-    found, left_out = hf_modes(target, [HF, HF_STATIC])
+    found, left_out = hf_modes(target, [HF, HF_STATIC], attempt=attempt)
     assert list(found) == ["HF generate"]
     assert left_out == {"HF static cache": "ValueError: no static cache for this one"}
 
 
 def test_an_assistant_with_another_vocabulary_is_refused(target: Any) -> None:
     with pytest.raises(FalconLabError, match="assistant tiny-llama has another vocabulary"):
-        hf_modes(target, [HF_ASSISTED], tiny_target(vocab=48))
+        hf_modes(target, [HF_ASSISTED], tiny_target(vocab=48), attempt=attempt)

@@ -58,9 +58,10 @@ def bench_decoding(
     """
     target = ensure_target(experiment.target, announce)
     helper = load_assistant(experiment, target, assistant, announce)
-    found = contest(experiment, target, load_components(), methods, helper)
     # The longest first: it warms up, and what is allocated for it is enough for the others.
     prompts = sorted(prompts_of(experiment, target), key=lambda p: -len(p.tokens([])))
+    answer = answering(experiment, target, prompts[0])
+    found = contest(experiment, target, load_components(), methods, helper, attempt=answer)
     cost = PassCost.of(target)
     with torch_threads(experiment.evaluation.threads):
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
@@ -73,7 +74,6 @@ def bench_decoding(
             stop=stop_of(experiment, target),
             logits=next_logits(target),
         )
-        answer = answering(experiment, target, prompts[0])
         peaks = {n: peak_of(partial(answer, e), target.device) for n, e in found.engines.items()}
         if trace is not None:
             announce(f"tracing {TOKENS} tokens of each of our loops into {trace}")

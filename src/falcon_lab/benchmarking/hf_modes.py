@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-import torch
-
 from falcon_lab.benchmarking.methods import HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.hf_generate import HfGenerate
 
@@ -20,8 +16,15 @@ LOOKUP_TOKENS = 10
 """Tokens that a lookup proposes: what Hugging Face's candidate generator takes by itself."""
 
 
+Attempt = Callable[[HfGenerate], object]
+
+
 def hf_modes(
-    target: Target, methods: Collection[str], assistant: Target | None = None
+    target: Target,
+    methods: Collection[str],
+    assistant: Target | None = None,
+    *,
+    attempt: Attempt,
 ) -> tuple[dict[str, HfGenerate], dict[str, str]]:
     """The rows of ``methods``, and those that this model cannot do with the reason.
 
@@ -31,6 +34,8 @@ def hf_modes(
         target: whose model generates.
         methods: keys of ``METHODS``; ours are passed over.
         assistant: a smaller model with the same vocabulary, for assisted generation.
+        attempt: lets a row generate once, to see whether it can. It should be the longest text of
+            all: a compiled static cache of one length is then enough for every other.
 
     Raises:
         FalconLabError: the assistant has another vocabulary.
@@ -47,7 +52,7 @@ def hf_modes(
     elif HF_ASSISTED in methods:
         left_out[METHODS[HF_ASSISTED]] = "no assistant was named"
     wanted = {METHODS[key]: found[key] for key in METHODS if key in methods and key in found}
-    failed = {name: reason for name, engine in wanted.items() if (reason := fault(engine, target))}
+    failed = {name: reason for name, engine in wanted.items() if (reason := fault(engine, attempt))}
     return {n: e for n, e in wanted.items() if n not in failed}, left_out | failed
 
 
@@ -65,18 +70,10 @@ def check_assistant(target: Target, assistant: Target) -> None:
         )
 
 
-def fault(engine: HfGenerate, target: Target) -> str | None:
-    """Why a model cannot decode this way: it is tried on a few tokens. None when it can."""
-    prompt = torch.arange(4, device=target.device) % target.vocab_size
-    generator = torch.Generator(target.device).manual_seed(0)
+def fault(engine: HfGenerate, attempt: Attempt) -> str | None:
+    """Why a model cannot decode this way; None when it can."""
     try:
-        engine.generate(
-            prompt,
-            max_new_tokens=4,
-            sampling=Sampling(),
-            generator=generator,
-            stop=StopCondition(target.eos_ids),
-        )
+        attempt(engine)
     except Exception as error:  # whatever a model raises that was not made for it
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None

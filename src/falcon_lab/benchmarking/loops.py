@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,17 +51,21 @@ def contest(
     components: Components,
     methods: Collection[str],
     assistant: Target | None = None,
+    *,
+    attempt: Callable[[Any], object],
 ) -> Contest:
     """Every row that ``methods`` asks for.
 
     ``plain`` and the drafter's rows go through the forward pass that ``target.lean`` asks for; the
     same loop through the other one stands beside them.
 
+    ``attempt`` lets a row generate once, to see whether it can.
+
     Raises:
         FalconLabError: a part of a method is not there.
     """
     found = Contest({PLAIN: PlainEngine(target)}, ours=[PLAIN])
-    theirs, found.left_out = hf_modes(target, methods, assistant)
+    theirs, found.left_out = hf_modes(target, methods, assistant, attempt=attempt)
     found.engines |= theirs
     if PLAIN in methods:
         add_other_forward(found, target)

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from falcon_lab.errors import FalconLabError
 
-TOKENS = 32
+TOKENS = 16
 """New tokens of a traced generation: some rounds, in a file that a browser can open."""
 
 PARTS: dict[str, dict[str, str]] = {
