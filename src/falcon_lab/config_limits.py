@@ -51,6 +51,7 @@ RANGES = {
     "target.pretraining.gate.prompts": SIZE,
     "target.pretraining.gate.max_new_tokens": SIZE,
     "data.documents": SIZE,
+    "data.regenerate": SHARE,
     "data.length": Range(2),
     "data.batch_size": SIZE,
     "data.validation": COUNT,

@@ -91,6 +91,9 @@ class DataConfig:
     """``generated``, ``stdlib``, a folder or file of text, or a chat JSONL."""
     documents: int = 6000
     """Documents that are generated, or read at the most."""
+    regenerate: float = 0.0
+    """Share of the training documents whose rest the target writes itself, greedily. It is the
+    target's own text that a drafter will have to guess."""
     length: int = 256
     """Tokens of a packed sequence."""
     batch_size: int = 8

@@ -5,21 +5,25 @@ Shapes: N rows, T tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning import LightningDataModule
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from falcon_lab.cache import cache_folder
 from falcon_lab.data.corpora import Document, corpus
 from falcon_lab.data.encoding import Encoded, encode_all
 from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
 from falcon_lab.data.packing import PackedRows, pack
+from falcon_lab.data.regeneration import Write, regenerate
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.data.templating import load_template
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import DataConfig
+from falcon_lab.targets.writing import write_on
 
 
 class FalconDataModule(LightningDataModule):
@@ -34,6 +38,8 @@ class FalconDataModule(LightningDataModule):
         tokenizer: the target's.
         max_positions: longest sequence that the target reads; None does not check.
         vocab_size: entries of the target's embedding; None does not check.
+        write: continues texts as the target would; needed for ``data.regenerate``.
+        author: the target's fingerprint.
 
     Raises:
         FalconLabError: the sequences are longer than the target reads; and from ``setup`` what is
@@ -47,10 +53,13 @@ class FalconDataModule(LightningDataModule):
         *,
         max_positions: int | None = None,
         vocab_size: int | None = None,
+        write: Write | None = None,
+        author: str = "",
     ) -> None:
         super().__init__()
         self._check(config, max_positions)
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocab_size
+        self.write, self.author = write, author
         self._train: PackedRows | None = None
         self._validation: PackedRows | None = None
         self._features: dict[str, FeatureStore] = {}
@@ -63,6 +72,8 @@ class FalconDataModule(LightningDataModule):
             target.tokenizer,
             max_positions=target.max_positions,
             vocab_size=target.vocab_size,
+            write=partial(write_on, target),
+            author=target.fingerprint,
         )
 
     @staticmethod
@@ -97,7 +108,7 @@ class FalconDataModule(LightningDataModule):
         """Read, encode and pack the corpus, once."""
         if self._train is not None:
             return
-        train = self._pack("train", self._encoded("train", self.config.documents))
+        train = self._pack("train", self._documents())
         wanted = self.config.validation
         if wanted:
             held = _until(self._encoded("validation", None), wanted, self.config.length)
@@ -105,6 +116,24 @@ class FalconDataModule(LightningDataModule):
         else:
             self._validation = train.take(0)
         self._train = train
+
+    def _documents(self) -> Iterable[Encoded]:
+        """What is trained on."""
+        config = self.config
+        encoded = self._encoded("train", config.documents)
+        if not config.regenerate:
+            return encoded
+        if self.write is None:
+            raise FalconLabError("data.regenerate needs a target that writes; there is none")
+        return regenerate(
+            encoded,
+            self.write,
+            share=config.regenerate,
+            length=config.length,
+            seed=config.seed,
+            kept_in=cache_folder() / "texts",
+            author=self.author,
+        )
 
     def _encoded(self, split: str, limit: int | None) -> Iterator[Encoded]:
         config = self.config
@@ -114,7 +143,7 @@ class FalconDataModule(LightningDataModule):
         bar = tqdm(documents, desc=f"encoding {split}", total=limit, unit="doc", disable=None)
         return encode_all(bar, self.tokenizer, load_template(config.chat_template))
 
-    def _pack(self, split: str, encoded: Iterator[Encoded]) -> PackedRows:
+    def _pack(self, split: str, encoded: Iterable[Encoded]) -> PackedRows:
         rows = pack(encoded, self.config.length)
         if not len(rows):
             raise FalconLabError(f"data.corpus {self.config.corpus}: no {split} documents in it")

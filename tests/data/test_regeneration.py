@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from falcon_lab.data.encoding import Encoded
+from falcon_lab.data.regeneration import regenerate
+from falcon_lab.errors import FalconLabError
+
+
+class Writer:
+    """Writes the number of texts it has written so far, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+
+    def __call__(self, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+        self.given += [list(prompt) for prompt in prompts]
+        return [[*prompt, *[-1] * (length - len(prompt))] for prompt in prompts]
+
+
+def _texts(count: int = 40, length: int = 30) -> list[Encoded]:
+    return [Encoded([100 * n + i for i in range(length)], [True] * length) for n in range(count)]
+
+
+def test_a_share_of_the_texts_keeps_a_beginning_and_is_written_on_to_the_length_of_a_row() -> None:
+    before, write = _texts(), Writer()
+    after = regenerate(iter(before), write, share=0.5, length=20, seed=0)
+    changed = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    assert 10 <= len(changed) <= 30
+    assert len(write.given) == len(changed)
+    for n in changed:
+        stays = after[n].tokens.index(-1)
+        assert 1 <= stays <= 10
+        assert after[n].tokens[:stays] == before[n].tokens[:stays]
+        assert len(after[n]) == 20
+        assert after[n].loss_mask == [True] * 20
+    assert len({after[n].tokens.index(-1) for n in changed}) > 3
+
+
+def test_the_whole_or_nothing_can_be_asked_for() -> None:
+    write = Writer()
+    assert regenerate(iter(_texts()), write, share=0.0, length=20, seed=0) == _texts()
+    assert not write.given
+    regenerate(iter(_texts()), write, share=1.0, length=20, seed=0)
+    assert len(write.given) == 40
+
+
+def test_of_a_chat_all_before_the_first_answer_stays_and_what_is_written_is_learnt() -> None:
+    chat = Encoded([1, 2, 3, 4, 5, 6], [False, False, True, True, False, True])
+    (after,) = regenerate(iter([chat]), Writer(), share=1.0, length=8, seed=0)
+    assert after.tokens == [1, 2, -1, -1, -1, -1, -1, -1]
+    assert after.loss_mask == [False, False, *[True] * 6]
+
+
+def test_a_chat_whose_question_fills_a_row_or_that_begins_with_an_answer_stays() -> None:
+    long = Encoded([1] * 9, [False] * 8 + [True])
+    answer = Encoded([1, 2, 3], [True, True, False])
+    write = Writer()
+    assert regenerate(iter([long, answer]), write, share=1.0, length=8, seed=0) == [long, answer]
+    assert not write.given
+
+
+def test_the_seed_decides_what_is_rewritten() -> None:
+    first, again, other = (
+        regenerate(iter(_texts()), Writer(), share=0.5, length=20, seed=seed) for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_texts_are_kept_and_read_again_by_the_same_author_alone(tmp_path: Path) -> None:
+    def made(write: Writer, author: str = "a", **settings: float) -> list[Encoded]:
+        options = {"share": 0.5, "length": 20, "seed": 0, **settings}
+        return regenerate(iter(_texts()), write, **options, kept_in=tmp_path, author=author)  # type: ignore[arg-type]
+
+    first, second = Writer(), Writer()
+    texts = made(first)
+    assert first.given
+    assert made(second) == texts
+    assert not second.given
+    for other in ({"author": "b"}, {"length": 16}, {"seed": 1}):
+        asked = Writer()
+        made(asked, **other)  # type: ignore[arg-type]
+        assert asked.given
+
+
+def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:
+    def made(write: Writer) -> list[Encoded]:
+        return regenerate(iter(_texts()), write, share=0.5, length=20, seed=0, kept_in=tmp_path)
+
+    texts = made(Writer())
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:40])
+    write = Writer()
+    assert made(write) == texts
+    assert write.given
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "texts"
+    with pytest.raises(FalconLabError, match=r"texts cannot be kept .*FALCON_LAB_CACHE"):
+        regenerate(iter(_texts()), Writer(), share=1.0, length=20, seed=0, kept_in=folder)
