@@ -8,18 +8,47 @@ than its parent. Hence the n best candidates are always prefix-closed; and what 
 best of a level, or of all candidates so far, has nothing below it that could ever be. Both are left
 out while the tree grows, and the result is the same.
 
+Candidates are few, and there is one look at the device a pass; so they are compared in plain
+Python, where a dozen costs less than one more kernel.
+
 Which row a node takes its candidates from is the rule of ``layout.py``: a block's k rows are one
 grid, and the nodes of one depth below the block's node share a row.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
 
 from falcon_lab.protocols import DraftOutput, Frontier, RoundContext
 from falcon_lab.trees.template_tree import candidates
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.trees.token_tree import TokenTree
+
+
+class Node(NamedTuple):
+    """A candidate.
+
+    Attributes:
+        token: what it proposes.
+        parent: its parent's place among the candidates; -1 for the root.
+        depth: 0 for the root.
+        score: sum of the log-probabilities on its path.
+        log_q: its own log-probability.
+        block: the block of its pass that it grew out of.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    score: float
+    log_q: float
+    block: int
+
+
+ROOT = Node(token=0, parent=-1, depth=0, score=0.0, log_q=0.0, block=0)
+"""Its token stays on the device: nobody here needs to know it."""
 
 
 class BestFirstTree:
@@ -49,7 +78,7 @@ class BestFirstTree:
     def start(self, context: RoundContext) -> Frontier | None:
         """Begin a round within ``context.budget``."""
         self._context = context
-        budget, device = context.budget, context.root.device
+        budget = context.budget
         limits = [self.max_depth]
         if budget.depth is not None:
             limits.append(budget.depth)
@@ -59,12 +88,11 @@ class BestFirstTree:
         most = self.max_nodes - 1
         self._nodes = most if budget.nodes is None else min(budget.nodes, most)
         self._reached = 0  # depth of the deepest candidates
-        self._tokens = context.root.reshape(1)  # [C], like the next three
-        self._parents = torch.full_like(self._tokens, -1)
-        self._scores = torch.zeros(1, device=device)
-        self._log_q = torch.zeros(1, device=device)
-        self._stands = torch.zeros_like(self._tokens)  # [F] candidates where this pass's blocks are
-        return Frontier.root(device) if self._depth > 0 and self._nodes > 0 else None
+        self._candidates = [ROOT]
+        self._stands = [0]  # candidates at which the blocks of this pass stand
+        if self._depth < 1 or self._nodes < 1:
+            return None
+        return Frontier.root(context.root.device)
 
     def grow(self, output: DraftOutput) -> Frontier | None:
         """Take the candidates of one pass in."""
@@ -75,67 +103,76 @@ class BestFirstTree:
         tokens, log_q, _ = candidates(
             output.logits[:, :rows], width, "deterministic", self._context
         )
-        # Rounding must not put a child before its parent, nor a broken row before the root.
-        log_q = log_q.clamp(max=0.0).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        blocks = self._take(tokens, log_q)
+        self._take(tokens.tolist(), log_q.tolist())
         self._reached += rows
         if rows < self.block or self._reached == self._depth:
             return None
-        return self._frontier(blocks)
+        return self._frontier()
 
     def finish(self) -> TokenTree:
         """The best of all candidates so far."""
-        order = self._scores.sort(descending=True, stable=True).indices[: self._nodes + 1]
-        kept = order[self._scores[order] > -torch.inf].sort().values
-        number = torch.full_like(self._parents, -1)
-        number[kept] = torch.arange(len(kept), device=kept.device)
-        parents = self._parents[kept]
-        parents[1:] = number[parents[1:]]
-        ancestors = ancestor_matrix(parents)
-        depth = ancestors.sum(-1) - 1
+        found, device = self._candidates, self._context.root.device
+        best = sorted(range(1, len(found)), key=lambda at: -found[at].score)[: self._nodes]
+        kept = [0, *sorted(at for at in best if found[at].score > -math.inf)]
+        number = {at: place for place, at in enumerate(kept)}
+        parents = [-1, *(number[found[at].parent] for at in kept[1:])]
+        ancestors: list[list[bool]] = []
+        for place, parent in enumerate(parents):
+            row = [False] * len(kept) if parent < 0 else ancestors[parent].copy()
+            row[place] = True
+            ancestors.append(row)
+        drafts = torch.tensor([found[at].token for at in kept[1:]], dtype=torch.long, device=device)
         return TokenTree(
-            self._tokens[kept], parents, depth, ancestors, "deterministic", self._log_q[kept]
+            torch.cat((self._context.root.reshape(1), drafts)),
+            torch.tensor(parents, device=device),
+            torch.tensor([found[at].depth for at in kept], device=device),
+            torch.tensor(ancestors, device=device),
+            "deterministic",
+            torch.tensor([found[at].log_q for at in kept], device=device),
         )
 
-    def _take(self, tokens: Tensor, log_q: Tensor) -> Tensor:
-        """Add the n best nodes of every row of a pass, ``[F, rows, m]`` being its candidates.
+    def _take(self, tokens: list[list[list[int]]], log_q: list[list[list[float]]]) -> None:
+        """Add the n best nodes of every row of a pass; ``[F][rows][m]`` are its candidates."""
+        found = self._candidates
+        above = list(enumerate(self._stands))  # block, node
+        for row in range(len(tokens[0])):
+            level = [
+                Node(token, node, found[node].depth + 1, found[node].score + own, own, block)
+                for block, node in above
+                for token, own in zip(
+                    tokens[block][row], map(_sound, log_q[block][row]), strict=True
+                )
+            ]
+            level.sort(key=lambda node: -node.score)  # stable: parents, then ranks, stay in order
+            first = len(found)
+            found += level[: self._nodes]
+            above = [(found[at].block, at) for at in range(first, len(found))]
+        self._stands = [at for _, at in above]
 
-        Returns:
-            The block of each node of the last row, those of the best score first.
-        """
-        width = tokens.shape[-1]
-        blocks = torch.arange(tokens.shape[0], device=tokens.device)
-        above, scores = self._stands, self._scores[self._stands]
-        size = self._tokens.shape[0]
-        pool = [(self._tokens, self._parents, self._scores, self._log_q)]
-        for row in range(tokens.shape[1]):
-            grid = log_q[blocks, row]
-            best = (scores.unsqueeze(1) + grid).flatten().sort(descending=True, stable=True)
-            scores, chosen = best.values[: self._nodes], best.indices[: self._nodes]
-            place, rank = chosen // width, chosen % width
-            blocks = blocks[place]
-            pool.append((tokens[blocks, row, rank], above[place], scores, grid.flatten()[chosen]))
-            above = torch.arange(size, size + len(chosen), device=tokens.device)
-            size += len(chosen)
-        self._tokens, self._parents, self._scores, self._log_q = map(
-            torch.cat, zip(*pool, strict=True)
-        )
-        self._stands = above
-        return blocks
-
-    def _frontier(self, blocks: Tensor) -> Frontier | None:
-        """The best of the deepest nodes, which grew out of ``blocks``, while they may matter."""
-        scores = self._scores[1:]
+    def _frontier(self) -> Frontier | None:
+        """The best of the deepest nodes, while they may matter."""
+        found, device = self._candidates, self._context.root.device
+        scores = sorted((node.score for node in found[1:]), reverse=True)
         # A node that does no more than equal the n-th best has nothing but worse ones below it.
-        full = len(scores) >= self._nodes
-        bar = scores.topk(self._nodes).values[-1] if full else -torch.inf
+        bar = scores[self._nodes - 1] if len(scores) >= self._nodes else -math.inf
         beam = min(self.beam, self._nodes)
-        alive = int((self._scores[self._stands[:beam]] > bar).sum())
-        if alive == 0:
+        self._stands = [at for at in self._stands[:beam] if found[at].score > bar]
+        if not self._stands:
             return None
-        self._stands = node = self._stands[:alive]
+        return Frontier(
+            torch.tensor([self._path(at) for at in self._stands], device=device),
+            torch.tensor([found[at].block for at in self._stands], device=device),
+        )
+
+    def _path(self, at: int) -> list[int]:
+        """The tokens of a block, which ends at a candidate."""
         path = []
         for _ in range(self.block):
-            path.append(self._tokens[node])
-            node = self._parents[node]
-        return Frontier(torch.stack(path[::-1], dim=1), blocks[:alive])
+            path.append(self._candidates[at].token)
+            at = self._candidates[at].parent
+        return path[::-1]
+
+
+def _sound(log_q: float) -> float:
+    """Rounding must not put a child before its parent, nor a broken row before the root."""
+    return -math.inf if math.isnan(log_q) else min(log_q, 0.0)
