@@ -101,3 +101,14 @@ def test_a_label_names_drafter_block_and_tree() -> None:
     own = {"name": "static", "template": [[0], [0, 0]]}
     assert label(node, 1, own) == "falcon, k=1, static own template"
     assert label(node, 1, {"name": "mine"}) == "falcon, k=1, mine"
+    dynamic = {"name": "dynamic", "nodes": 10, "beam": 2, "depth": 8}
+    assert label(node, 2, dynamic) == "falcon, k=2, dynamic 10 nodes depth 8"
+    assert label(node, 2, {**dynamic, "depth": None}) == "falcon, k=2, dynamic 10 nodes"
+
+
+def test_a_controller_is_named_where_it_decides_something() -> None:
+    node, tree = {"name": "falcon"}, {"name": "chain", "depth": 6}
+    sure = {"name": "confidence", "threshold": 0.2}
+    assert label(node, 2, tree, sure) == "falcon, k=2, chain depth 6, confidence 0.2"
+    assert label(node, 2, tree, {"name": "mine"}) == "falcon, k=2, chain depth 6, mine"
+    assert label(node, 2, tree, {"name": "fixed"}) == "falcon, k=2, chain depth 6"

@@ -90,7 +90,7 @@ def add_method(
     methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
         key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
     }
-    methods.labels[name] = label(node, drafter.block, nodes["tree"])
+    methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
 
 
 def drafter_of(
@@ -105,11 +105,24 @@ def drafter_of(
     return drafter, read_config(folder)["drafter"]
 
 
-def label(node: Mapping[str, Any], block: int, tree: Mapping[str, Any]) -> str:
+def label(
+    node: Mapping[str, Any],
+    block: int,
+    tree: Mapping[str, Any],
+    controller: Mapping[str, Any] | None = None,
+) -> str:
     """A method in a few words."""
-    shape = f"depth {tree['depth']}" if "depth" in tree else tree.get("template", "")
-    shape = shape if isinstance(shape, str) else "own template"
-    return f"{node['name']}, k={block}, {tree['name']} {shape}".rstrip()
+    parts = [node["name"], f"k={block}", f"{tree['name']} {_shape(tree)}".rstrip()]
+    if controller is not None and controller["name"] != "fixed":
+        parts.append(f"{controller['name']} {controller.get('threshold', '')}".rstrip())
+    return ", ".join(parts)
+
+
+def _shape(tree: Mapping[str, Any]) -> str:
+    if "template" in tree:
+        return tree["template"] if isinstance(tree["template"], str) else "own template"
+    nodes = [f"{tree['nodes']} nodes"] if tree.get("nodes") is not None else []
+    return " ".join(nodes + ([f"depth {tree['depth']}"] if tree.get("depth") is not None else []))
 
 
 def prompts_of(experiment: Experiment, target: Target) -> list[EncodedPrompt]:
