@@ -55,6 +55,7 @@ def test_a_number_below_its_range_is_refused(key: str) -> None:
     ("key", "value"),
     [
         ("distillation.optimizer.lr", 0.0),
+        ("decoding.kv_memory", 0.0),
         ("evaluation.top_p", 0.0),
         ("evaluation.top_p", 1.1),
         ("distillation.optimizer.betas", [0.9]),

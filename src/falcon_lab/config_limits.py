@@ -67,6 +67,8 @@ RANGES = {
     "distillation.decode_every": COUNT,
     "distillation.decode_prompts": SIZE,
     "distillation.decode_tokens": SIZE,
+    "decoding.prefill_chunk": SIZE,
+    "decoding.kv_memory": POSITIVE,
     "evaluation.prompts.limit": SIZE,
     "evaluation.prompts.prompt_tokens": SIZE,
     "evaluation.max_new_tokens": SIZE,

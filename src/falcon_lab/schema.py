@@ -142,6 +142,18 @@ class DistillationConfig:
 
 
 @dataclass
+class DecodingConfig:
+    """How engines run the target and the drafter; what they write does not depend on it."""
+
+    prefill_chunk: int = 2048
+    """Prompt tokens that one forward pass reads. A pass of a few hundred is bound by arithmetic
+    already; longer ones only take more memory."""
+    kv_memory: float | None = None
+    """GiB that the key/value caches of a sequence, target's and drafter's, may take together; null
+    is what the device has free."""
+
+
+@dataclass
 class PromptsConfig:
     """What is asked at evaluation."""
 
@@ -233,6 +245,7 @@ class Experiment:
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
     trainer: Node = field(default_factory=dict)
     """Arguments of the installed ``lightning.Trainer``."""
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

@@ -13,7 +13,7 @@ from falcon_lab.benchmarking.methods import DRAFTER, PLAIN
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.evaluation.benchmark import Engine
 from falcon_lab.evaluation.engines import build_methods
-from falcon_lab.schema import Experiment
+from falcon_lab.schema import DecodingConfig, Experiment
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.self_check import check_target
 
@@ -64,11 +64,11 @@ def contest(
     Raises:
         FalconLabError: a part of a method is not there.
     """
-    found = Contest({PLAIN: PlainEngine(target)}, ours=[PLAIN])
+    found = Contest({PLAIN: PlainEngine(target, decoding=experiment.decoding)}, ours=[PLAIN])
     theirs, found.left_out = hf_modes(target, methods, assistant, attempt=attempt)
     found.engines |= theirs
     if PLAIN in methods:
-        add_other_forward(found, target)
+        add_other_forward(found, target, experiment.decoding)
     if DRAFTER in methods:
         built = build_methods(experiment, target, components, Path())
         found.engines |= built.engines
@@ -79,7 +79,7 @@ def contest(
     return found
 
 
-def add_other_forward(found: Contest, target: Target) -> None:
+def add_other_forward(found: Contest, target: Target, decoding: DecodingConfig) -> None:
     """The plain loop through the forward pass that the target does not take."""
     lean = target.backbone.lean is None
     name = LEAN if lean else MODULES
@@ -89,5 +89,5 @@ def add_other_forward(found: Contest, target: Target) -> None:
         found.left_out[name] = f"there is none for {target.config.model_type}"
         return
     check_target(twin)
-    found.engines[name] = PlainEngine(twin)
+    found.engines[name] = PlainEngine(twin, decoding=decoding)
     found.ours.append(name)

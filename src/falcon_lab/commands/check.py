@@ -36,7 +36,8 @@ def is_lossless(
     engine = speculative(experiment, target, drafter, overrides)
     if engine is None:
         raise FalconLabError("name the drafter to check: --drafter DIR or drafter.name=NAME")
-    plain, stop = PlainEngine(target), stop_of(experiment, target)
+    plain = PlainEngine(target, decoding=experiment.decoding)
+    stop = stop_of(experiment, target)
     tokens = prompt_tokens(experiment, target, prompts)
     config = experiment.evaluation
     greedy = greedy_equality(plain, engine, tokens, max_new_tokens=config.max_new_tokens, stop=stop)

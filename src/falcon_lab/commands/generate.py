@@ -73,7 +73,8 @@ def generate_text(
 ) -> None:
     """Continue ``prompt`` and say how fast that was."""
     target = load(experiment, lambda line: click.echo(line, err=True))
-    engine = speculative(experiment, target, drafter, overrides) or PlainEngine(target)
+    drafting = speculative(experiment, target, drafter, overrides)
+    engine = drafting or PlainEngine(target, decoding=experiment.decoding)
     chat = bool(getattr(target.tokenizer, "chat_template", None))
     encoded = EncodedPrompt("prompt", "", (prompt,), target.tokenizer, chat, target.device)
     stop = stop_of(experiment, target)

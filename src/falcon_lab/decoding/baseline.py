@@ -13,6 +13,7 @@ from torch import Tensor
 from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
+from falcon_lab.schema import DecodingConfig
 
 if TYPE_CHECKING:
     from falcon_lab.targets.target import Target
@@ -23,12 +24,14 @@ class PlainEngine:
 
     Args:
         target: the model.
+        decoding: how to run it; None takes the defaults.
     """
 
     lossless = True
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, decoding: DecodingConfig | None = None) -> None:
         self.target = target
+        self.decoding = decoding or DecodingConfig()
 
     @torch.inference_mode()
     def generate(

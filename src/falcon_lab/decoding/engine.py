@@ -24,6 +24,7 @@ from falcon_lab.protocols import (
     RoundOutcome,
     TreeBuilder,
 )
+from falcon_lab.schema import DecodingConfig
 from falcon_lab.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class SpeculativeEngine:
         tree_builder: grows a tree of them.
         rule: accepts a path of the tree.
         controller: says how much to draft.
+        decoding: how to run them; None takes the defaults.
     """
 
     def __init__(
@@ -48,12 +50,15 @@ class SpeculativeEngine:
         tree_builder: TreeBuilder,
         rule: AcceptanceRule,
         controller: LengthController,
+        *,
+        decoding: DecodingConfig | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tree_builder = tree_builder
         self.rule = rule
         self.controller = controller
+        self.decoding = decoding or DecodingConfig()
 
     @property
     def lossless(self) -> bool:

@@ -101,6 +101,7 @@ def decode_probe(current: Run, drafter: TrainableDrafter) -> DecodeProbe | None:
         build("tree_builder", experiment.tree, context),
         build("acceptance_rule", experiment.acceptance, context),
         build("controller", experiment.controller, context),
+        decoding=experiment.decoding,
     )
     prompts = load_prompts(
         PromptsConfig(name="heldout", limit=config.decode_prompts),

@@ -85,7 +85,12 @@ def add_method(
     context = BuildContext(host=target, block=drafter.block)
     built = {key: components.build(KINDS[key], nodes[key], context) for key in KINDS}
     methods.engines[name] = SpeculativeEngine(
-        target, drafter, built["tree"], built["acceptance"], built["controller"]
+        target,
+        drafter,
+        built["tree"],
+        built["acceptance"],
+        built["controller"],
+        decoding=experiment.decoding,
     )
     methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
         key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
