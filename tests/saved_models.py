@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from falcon_lab.components import Components
 from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.plugins import load_components
 from falcon_lab.protocols import BuildContext
 from falcon_lab.schema import TargetConfig
 from falcon_lab.targets.loading import load_target
+from falcon_lab.targets.target import Target
 from tiny_models import save_tiny
 
 PROMPTS = "evaluation.prompts.texts=[abc def, hello there world]"
@@ -19,14 +22,20 @@ def save_models(folder: Path) -> Path:
     save_tiny(folder / "target")
     save_tiny(folder / "assistant", layers=1)
     target = load_target(TargetConfig(name=str(folder / "target"), device="cpu"))
-    components = load_components()
-    node = components.check("drafter", {"name": "falcon"}, "drafter")
-    save_drafter(
-        folder / "drafter",
+    save_untrained(folder / "drafter", target, load_components())
+    return folder
+
+
+def save_untrained(
+    folder: Path, target: Target, components: Components, card: str = "", **options: Any
+) -> Path:
+    """An untrained Falcon drafter for a target."""
+    node = components.check("drafter", {"name": "falcon", **options}, "drafter")
+    return save_drafter(
+        folder,
         components.build("drafter", node, BuildContext(host=target)),
         node=node,
         provenance=components.provenance("drafter", node),
         target=target,
-        card="",
+        card=card,
     )
-    return folder

@@ -46,8 +46,7 @@ class FalconConfig:
     blocks sit at multiples of k (the official code)."""
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise ValueError(f"block must be at least 1, got {self.block}")
+        at_least("block", self.block, 1)
         if min(self.layers, self.lstm_layers) < 1:
             raise ValueError("layers and lstm_layers must be at least 1")
         if not 0.0 <= self.dropout < 1.0:
@@ -105,8 +104,7 @@ class ChainConfig:
     """At T > 0: the most likely token, or a ``sampled`` one."""
 
     def __post_init__(self) -> None:
-        if self.depth < 0:
-            raise ValueError(f"depth must be at least 0, got {self.depth}")
+        at_least("depth", self.depth, 0)
         one_of("proposal", self.proposal, ("deterministic", "sampled"))
 
 
@@ -169,15 +167,11 @@ class FixedConfig:
 
 
 @dataclass
-class ConfidenceConfig:
-    """Draft on while the likeliest path is likely to be accepted."""
+class ConfidenceConfig(FixedConfig):
+    """Draft on while the likeliest path is likely to be accepted, within the same budget."""
 
     threshold: float = 0.3
     """Stop when the drafter's own probability of its likeliest path falls below this."""
-    depth: int | None = None
-    nodes: int | None = None
-    passes: int | None = None
-    """The budget of every round; null leaves it to the tree."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.threshold <= 1.0:

@@ -67,6 +67,21 @@ class Budget:
     nodes: int | None = None
     passes: int | None = None
 
+    def limit(self, *, depth: int, nodes: int, block: int) -> tuple[int, int]:
+        """A tree's own depth and nodes, cut to what may be spent.
+
+        Args:
+            depth: its longest path.
+            nodes: its draft tokens.
+            block: k, the depth of a pass.
+        """
+        depths = [depth]
+        if self.depth is not None:
+            depths.append(self.depth)
+        if self.passes is not None:
+            depths.append(self.passes * block)
+        return min(depths), nodes if self.nodes is None else min(nodes, self.nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class Frontier:

@@ -11,7 +11,7 @@ from falcon_lab.commands.generate import Stream, summary
 from falcon_lab.decoding.generation import Generation, Round
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.plugins import load_components
-from falcon_lab.protocols import BuildContext
+from saved_models import save_untrained
 from tiny_models import save_tiny, tiny_target
 
 
@@ -19,23 +19,13 @@ from tiny_models import save_tiny, tiny_target
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny target and an untrained drafter that was saved for it."""
     from falcon_lab.config import load_experiment
-    from falcon_lab.drafters.saved import save_drafter
     from falcon_lab.targets.loading import load_target
 
     target_folder = save_tiny(tmp_path_factory.mktemp("target"))
     experiment = load_experiment(None, [f"target.name={target_folder}"])
     target = load_target(experiment.target)
-    components = load_components()
-    drafter = components.build("drafter", experiment.drafter, BuildContext(target))
-    folder = save_drafter(
-        tmp_path_factory.mktemp("saved") / "drafter",
-        drafter,
-        node=experiment.drafter,
-        provenance=components.provenance("drafter", experiment.drafter),
-        target=target,
-        card="# Untrained",
-    )
-    return target_folder, folder
+    folder = tmp_path_factory.mktemp("saved") / "drafter"
+    return target_folder, save_untrained(folder, target, load_components(), card="# Untrained")
 
 
 def call(*arguments: str, input: str | None = None) -> Result:

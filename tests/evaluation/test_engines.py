@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from falcon_lab.config import load_experiment
-from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.engines import Methods, build_methods, label
 from falcon_lab.plugins import Components, load_components
-from falcon_lab.protocols import BuildContext
+from saved_models import save_untrained
 from tiny_models import tiny_target
 
 
@@ -29,16 +28,7 @@ def components() -> Components:
 @pytest.fixture(scope="module")
 def saved(target: Any, components: Components, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "drafter"
-    node = load_experiment(None, ["drafter.block=3"], components=components).drafter
-    save_drafter(
-        folder,
-        components.build("drafter", node, BuildContext(host=target)),
-        node=node,
-        provenance=components.provenance("drafter", node),
-        target=target,
-        card="",
-    )
-    return folder
+    return save_untrained(folder, target, components, block=3)
 
 
 def methods(
@@ -112,3 +102,12 @@ def test_a_controller_is_named_where_it_decides_something() -> None:
     assert label(node, 2, tree, sure) == "falcon, k=2, chain depth 6, confidence 0.2"
     assert label(node, 2, tree, {"name": "mine"}) == "falcon, k=2, chain depth 6, mine"
     assert label(node, 2, tree, {"name": "fixed"}) == "falcon, k=2, chain depth 6"
+
+
+def test_an_engine_runs_as_the_section_decoding_says(
+    target: Any, components: Components, saved: Path
+) -> None:
+    overrides = ["evaluation.methods.row.optional=false", "decoding.prefill_chunk=7"]
+    experiment = load_experiment(None, overrides, components=components)
+    engines = build_methods(experiment, target, components, saved).engines
+    assert engines["row"].decoding.prefill_chunk == 7

@@ -25,6 +25,23 @@ def _base(family: str = "llama", **shape: int) -> Any:
     return tiny_model(family, layers=3, **shape).get_decoder()
 
 
+def _random(config: Any) -> Any:
+    """A base model of a configuration, every weight far from its start, so that it matters."""
+    from transformers import AutoModel
+
+    torch.manual_seed(0)
+    base = AutoModel.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in base.named_parameters():
+        nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+    return base
+
+
+def _check(base: Any) -> None:
+    lean = Backbone(base, lean=True)
+    assert lean.lean is not None
+    assert torch.allclose(_decode(lean), _decode(Backbone(base)), atol=ATOL)
+
+
 def _decode(backbone: Backbone, batch: int = 1) -> Tensor:
     """A prefill, a tree, a commit of one of its paths, a step, and a block that all see."""
     drawn = torch.Generator().manual_seed(batch)
@@ -67,15 +84,7 @@ def test_reading_verifying_and_stepping_equal_the_modules(family: str, batch: in
 def test_biases_of_every_projection_count() -> None:
     config = tiny_config("llama", layers=2)
     config.attention_bias = config.mlp_bias = True
-    torch.manual_seed(0)
-    from transformers import AutoModel
-
-    base = AutoModel.from_config(config, dtype=torch.float32).eval()
-    for parameter in base.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    lean = Backbone(base, lean=True)
-    assert lean.lean is not None
-    assert torch.allclose(_decode(lean), _decode(Backbone(base)), atol=ATOL)
+    _check(_random(config))
 
 
 @pytest.mark.parametrize(
@@ -93,34 +102,16 @@ def test_biases_of_every_projection_count() -> None:
     ],
 )
 def test_scaled_rotary_embeddings_are_the_model_s(rope: dict[str, Any]) -> None:
-    from transformers import AutoModel
-
     config = tiny_config("llama", layers=2)
     config.rope_parameters = {"rope_theta": 10000.0, **rope}
-    torch.manual_seed(0)
-    base = AutoModel.from_config(config, dtype=torch.float32).eval()
-    for parameter in base.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3)
-    lean = Backbone(base, lean=True)
-    assert lean.lean is not None
-    assert torch.allclose(_decode(lean), _decode(Backbone(base)), atol=ATOL)
+    _check(_random(config))
 
 
 def test_layers_of_both_kinds_see_through_masks_of_their_own() -> None:
     config = tiny_config("qwen2", layers=2)
     config.sliding_window, config.use_sliding_window = 4, True
     config.layer_types = ["full_attention", "sliding_attention"]
-    from transformers import AutoModel
-
-    torch.manual_seed(0)
-    base = AutoModel.from_config(config, dtype=torch.float32).eval()
-    for parameter in base.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3)
-    lean = Backbone(base, lean=True)
-    assert lean.lean is not None
-    assert torch.allclose(_decode(lean), _decode(Backbone(base)), atol=ATOL)
+    _check(_random(config))
 
 
 def test_weights_that_change_or_move_are_seen() -> None:

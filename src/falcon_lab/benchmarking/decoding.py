@@ -142,13 +142,7 @@ def compared(
     results = build_results(
         measurement,
         experiment=to_plain(experiment),
-        target={
-            "name": target.name,
-            "revision": target.revision,
-            "fingerprint": target.fingerprint,
-            "dtype": str(target.dtype),
-            "quality": None,
-        },
+        target=provenance.target_of(target),
         hardware=hardware,
         components=found.provenance,
         labels=found.labels,

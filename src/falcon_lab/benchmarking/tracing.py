@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.whole_file import replacing
 
 TOKENS = 16
 """New tokens of a traced generation: some rounds, in a file that a browser can open."""
@@ -43,14 +43,11 @@ def write_trace(path: Path, engines: Mapping[str, Any], generate: Callable[[Any]
         for name, engine in engines.items():
             with record_function(name):
                 generate(with_ranges(engine))
-    temporary = path.with_name(f".tmp-{path.name}")  # its end says whether to compress
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found.export_chrome_trace(str(temporary))
-        temporary.replace(path)
+        with replacing(path) as temporary:  # whose end says whether to compress, as that of path
+            found.export_chrome_trace(str(temporary))
     except (OSError, RuntimeError) as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise FalconLabError(f"{path}: the trace cannot be written ({error})") from error
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 
 from falcon_lab.builtins import ConfidenceConfig
-from falcon_lab.protocols import Budget, BuildContext, DraftOutput, RoundOutcome
+from falcon_lab.controllers.fixed import Fixed
+from falcon_lab.protocols import BuildContext, DraftOutput
 
 
-class Confidence:
+class Confidence(Fixed):
     """Another pass is worth it while the likeliest path is likely to be accepted as a whole.
 
     The drafter's own probabilities of its first candidates are multiplied along the path of a
@@ -21,19 +22,14 @@ class Confidence:
     accepted does not depend on it, so what is lossless stays so.
 
     Args:
-        config: the threshold.
+        config: the budget and the threshold.
         context: not needed.
     """
 
     def __init__(self, config: ConfidenceConfig, context: BuildContext) -> None:
-        del context
+        super().__init__(config, context)
         self._lowest = math.log(config.threshold)
-        self._budget = Budget(depth=config.depth, nodes=config.nodes, passes=config.passes)
         self._log_confidence = 0.0
-
-    def budget(self) -> Budget:
-        """The configured one."""
-        return self._budget
 
     def keep_going(self, passes: int, output: DraftOutput) -> bool:
         """Whether the likeliest path so far is at least as likely as the threshold.
@@ -45,12 +41,5 @@ class Confidence:
         """
         if passes == 1:
             self._log_confidence = 0.0
-        block = output.logits[0].float()
-        self._log_confidence += float((block.amax(-1) - block.logsumexp(-1)).sum())
+        self._log_confidence += float(output.logits[0].float().log_softmax(-1).amax(-1).sum())
         return self._log_confidence >= self._lowest
-
-    def update(self, outcome: RoundOutcome) -> None:
-        """Learns nothing."""
-
-    def reset(self) -> None:
-        """Remembers nothing from sequence to sequence."""

@@ -10,7 +10,6 @@ Shapes: N rows, B batch, T tokens of a row, H hidden.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from falcon_lab.data.packing import PackedRows
 from falcon_lab.errors import FalconLabError
+from falcon_lab.whole_file import replacing
 
 INDEX = "store.json"
 SHARD_BYTES = 2**28
@@ -252,24 +252,20 @@ def write_shard(path: Path, features: Tensor) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file({"features": features.contiguous()}, temporary)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            save_file({"features": features.contiguous()}, temporary)
     except (OSError, SafetensorError) as error:
         raise FalconLabError(
             f"{path}: cannot be written ({error}); make room and run again, the shards before it "
             "are kept"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_index(folder: Path, index: StoreIndex) -> None:
     """The index, whole or not at all."""
-    temporary = folder / f".{INDEX}.{os.getpid()}"
-    temporary.write_text(json.dumps(asdict(index), indent=2) + "\n", "utf-8")
-    temporary.replace(folder / INDEX)
+    with replacing(folder / INDEX) as temporary:
+        temporary.write_text(json.dumps(asdict(index), indent=2) + "\n", "utf-8")
 
 
 def read_index(folder: Path) -> StoreIndex:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from falcon_lab.data.encoding import Encoded
 from falcon_lab.errors import FalconLabError
+from falcon_lab.whole_file import replacing
 
 TOGETHER = 96
 """Texts that are written side by side."""
@@ -113,14 +113,11 @@ def _read(path: Path) -> list[list[int]] | None:
 def _keep(path: Path, texts: list[list[int]]) -> None:
     tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int32)
     lengths = torch.tensor([len(text) for text in texts], dtype=torch.int32)
-    part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"tokens": tokens, "lengths": lengths}, part)
-        part.replace(path)
+        with replacing(path) as temporary:
+            save_file({"tokens": tokens, "lengths": lengths}, temporary)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink()
         raise FalconLabError(
             f"{path}: the target's texts cannot be kept ({error}); free some room, or set "
             "FALCON_LAB_CACHE to another folder"

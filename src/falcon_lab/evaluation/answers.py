@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import Any
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.rows import PromptRow
+from falcon_lab.whole_file import replacing
 
 
 def write_answers(path: Path, model_id: str, rows: Iterable[PromptRow]) -> None:
@@ -30,12 +30,10 @@ def write_answers(path: Path, model_id: str, rows: Iterable[PromptRow]) -> None:
     """
     now = time.time()
     lines = [json.dumps(answer(model_id, row, now), ensure_ascii=False) for row in rows]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise FalconLabError(f"{path}: answers cannot be written ({error})") from error
 
 

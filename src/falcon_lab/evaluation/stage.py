@@ -38,7 +38,7 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
     methods = build_methods(experiment, target, current.components, current.drafter_folder)
     prompts = prompts_of(experiment, target)
     measurement = measure(
-        {PLAIN: PlainEngine(target), **methods.engines},
+        {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
         prompts,
         config,
         stop=stop_of(experiment, target),
@@ -48,7 +48,7 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
     results = build_results(
         measurement,
         experiment=to_plain(experiment),
-        target=describe(current),
+        target=provenance.target_of(target, current.quality),
         hardware=provenance.hardware(
             device=str(target.device), dtype=str(target.dtype), threads=config.threads
         ),
@@ -81,18 +81,6 @@ def drawn_trees(
     )
     best = recorder.best()
     return [best] if best else []
-
-
-def describe(current: Run) -> dict[str, Any]:
-    """The target as ``results.json`` tells it."""
-    target = current.target
-    return {
-        "name": target.name,
-        "revision": target.revision,
-        "fingerprint": target.fingerprint,
-        "dtype": str(target.dtype),
-        "quality": current.quality,
-    }
 
 
 def save_answers(current: Run, methods: Methods, results: dict[str, Any]) -> None:

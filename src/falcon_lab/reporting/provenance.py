@@ -6,9 +6,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from falcon_lab.targets.target import Target
 
 PACKAGES = (
     "falcon-lab",
@@ -38,6 +42,17 @@ def versions() -> dict[str, str | None]:
 
         found["falcon-lab"] = __version__
     return found
+
+
+def target_of(target: Target, quality: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The target as ``results.json`` tells it; ``quality`` is known of one that was made here."""
+    return {
+        "name": target.name,
+        "revision": target.revision,
+        "fingerprint": target.fingerprint,
+        "dtype": str(target.dtype),
+        "quality": quality,
+    }
 
 
 def hardware(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation import metrics
 from falcon_lab.evaluation.rows import PromptRow
 from falcon_lab.reporting import provenance
+from falcon_lab.whole_file import replacing
 
 if TYPE_CHECKING:
     from falcon_lab.evaluation.benchmark import Measurement
@@ -131,17 +131,13 @@ def write_atomically(path: Path, text: str) -> Path:
     Raises:
         FalconLabError: when the disk is full or the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         reason = error.strerror or error
         raise FalconLabError(f"{path}: cannot be written ({reason}); nothing was lost") from error
     return path

@@ -1,7 +1,7 @@
 """Growing a tree where the drafter is surest, pass by pass.
 
 Shapes: N nodes of the tree (the root counted), C candidates so far (the root counted), F blocks of
-a pass, k block, m candidates per row, n most nodes of the tree, W width, V vocabulary.
+a pass, k block, m candidates per row, n most nodes of the tree, W width.
 
 A path's score is the sum of the drafter's log-probabilities along it, so a node never scores higher
 than its parent. Hence the n best candidates are always prefix-closed; and what is not among the n
@@ -24,7 +24,7 @@ import torch
 
 from falcon_lab.protocols import DraftOutput, Frontier, RoundContext
 from falcon_lab.trees.template_tree import candidates
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
 
 
 class Node(NamedTuple):
@@ -57,8 +57,7 @@ class BestFirstTree:
     The drafter's own probabilities decide, at any temperature; they choose the drafts, never their
     acceptance, so the tree is always "deterministic". Equal scores go to the shallower node, then
     to the one below the better parent, then to the lower rank. What the drafter does not propose
-    (``-inf``, or a row that is not there) has no place in the tree. A pass costs one look at the
-    device from the host: how many blocks are worth another.
+    (``-inf``, or a row that is not there) has no place in the tree.
 
     Args:
         block: k of the drafter.
@@ -78,15 +77,9 @@ class BestFirstTree:
     def start(self, context: RoundContext) -> Frontier | None:
         """Begin a round within ``context.budget``."""
         self._context = context
-        budget = context.budget
-        limits = [self.max_depth]
-        if budget.depth is not None:
-            limits.append(budget.depth)
-        if budget.passes is not None:
-            limits.append(budget.passes * self.block)
-        self._depth = min(limits)
-        most = self.max_nodes - 1
-        self._nodes = most if budget.nodes is None else min(budget.nodes, most)
+        self._depth, self._nodes = context.budget.limit(
+            depth=self.max_depth, nodes=self.max_nodes - 1, block=self.block
+        )
         self._reached = 0  # depth of the deepest candidates
         self._candidates = [ROOT]
         self._stands = [0]  # candidates at which the blocks of this pass stand
@@ -115,18 +108,13 @@ class BestFirstTree:
         best = sorted(range(1, len(found)), key=lambda at: -found[at].score)[: self._nodes]
         kept = [0, *sorted(at for at in best if found[at].score > -math.inf)]
         number = {at: place for place, at in enumerate(kept)}
-        parents = [-1, *(number[found[at].parent] for at in kept[1:])]
-        ancestors: list[list[bool]] = []
-        for place, parent in enumerate(parents):
-            row = [False] * len(kept) if parent < 0 else ancestors[parent].copy()
-            row[place] = True
-            ancestors.append(row)
+        parents = torch.tensor([-1, *(number[found[at].parent] for at in kept[1:])], device=device)
         drafts = torch.tensor([found[at].token for at in kept[1:]], dtype=torch.long, device=device)
         return TokenTree(
             torch.cat((self._context.root.reshape(1), drafts)),
-            torch.tensor(parents, device=device),
+            parents,
             torch.tensor([found[at].depth for at in kept], device=device),
-            torch.tensor(ancestors, device=device),
+            ancestor_matrix(parents),
             "deterministic",
             torch.tensor([found[at].log_q for at in kept], device=device),
         )

@@ -91,18 +91,12 @@ class TemplateTree:
 
     def _layout_for(self, context: RoundContext) -> Layout:
         """The template cut to the budget: few different ones occur, and each is built once."""
-        budget = context.budget
-        depths = [self.max_depth]
-        if budget.depth is not None:
-            depths.append(budget.depth)
-        if budget.passes is not None:
-            depths.append(budget.passes * self.block)
-        nodes = (
-            self.max_nodes - 1 if budget.nodes is None else min(budget.nodes, self.max_nodes - 1)
+        depth, nodes = context.budget.limit(
+            depth=self.max_depth, nodes=self.max_nodes - 1, block=self.block
         )
-        key = (min(depths), nodes, context.root.device)
+        key = (depth, nodes, context.root.device)
         if key not in self._layouts:
-            part = cut(self.paths, self.block, depth=key[0], nodes=nodes)
+            part = cut(self.paths, self.block, depth=depth, nodes=nodes)
             self._layouts[key] = build_layout(part, self.block).to(context.root.device)
         return self._layouts[key]
 
