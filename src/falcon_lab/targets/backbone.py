@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.lean import LeanLayers
 from falcon_lab.targets.masks import for_attention, windowed
@@ -71,6 +72,10 @@ class Backbone(nn.Module):
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for ``capacity`` positions."""
         return KVCache(self.config.num_hidden_layers, capacity)
+
+    def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
+        """An empty cache for ``rows`` sequences of up to ``capacity`` positions each."""
+        return BatchCache(self.config.num_hidden_layers, rows, capacity)
 
     def forward(
         self,

@@ -6,6 +6,7 @@ S keys (cached rows and the new ones), H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.backbone import Backbone
+from falcon_lab.targets.batch_cache import BatchCache
+from falcon_lab.targets.batch_masks import PaddedTrees, batch_step_mask, batch_tree_mask
 from falcon_lab.targets.fingerprint import fingerprint
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.masks import causal_mask, packed_mask, tree_mask
@@ -169,6 +172,57 @@ class Target:
             cache=cache,
         )[0]
         return TargetOutput(self.head(hidden), hidden)
+
+    # --- several sequences at once ----------------------------------------------------------
+
+    def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
+        """An empty cache for ``rows`` sequences of up to ``capacity`` positions each.
+
+        A row of it (``cache.open``) takes a prompt like any other cache; ``step_batch`` and
+        ``verify_batch`` go on from the rows in use.
+        """
+        return self.backbone.new_batch_cache(rows, capacity)
+
+    @torch.no_grad()
+    def step_batch(self, tokens: Tensor, cache: BatchCache) -> TargetOutput:
+        """Read one token in every row in use: ``[B]`` long; row b of the output is token b's.
+
+        The tokens stay in the cache when ``cache.keep`` has been told so.
+        """
+        starts = cache.lengths
+        self._range(max(starts), 1)
+        cache.begin()
+        hidden = self.backbone(
+            tokens=tokens[:, None],
+            positions=torch.tensor(starts, device=tokens.device)[:, None],
+            mask=batch_step_mask(starts, tokens.device),
+            cache=cache,
+        )[:, 0]
+        return TargetOutput(self.head(hidden), hidden)
+
+    @torch.no_grad()
+    def verify_batch(self, trees: Sequence[TokenTree], cache: BatchCache) -> TargetOutput:
+        """Read a tree in every row in use, in one pass; the output's rows are their nodes.
+
+        Returns:
+            Node after node, tree after tree: ``[Σn, V]`` logits and ``[Σn, H]`` features.
+        """
+        starts = cache.lengths
+        if all(tree.nodes == 1 for tree in trees):
+            return self.step_batch(torch.cat([tree.tokens for tree in trees]), cache)
+        padded = PaddedTrees.of(trees)
+        if max(starts) + padded.width > self.max_positions:
+            for start, tree in zip(starts, trees, strict=True):
+                self._range(start, tree.max_depth + 1)
+        cache.begin()
+        hidden = self.backbone(
+            tokens=padded.tokens,
+            positions=padded.depth + torch.tensor(starts, device=padded.depth.device)[:, None],
+            mask=batch_tree_mask(padded.ancestors, starts),
+            cache=cache,
+        )
+        features = padded.real(hidden)
+        return TargetOutput(self.head(features), features)
 
     def _range(self, start: int, new: int) -> Tensor:
         """Positions start, start + 1, …: a slice of a tensor that is made once."""

@@ -1,0 +1,178 @@
+"""Many prompts, B of them at a time: the loop is ``BatchEngine.stream``.
+
+A row whose text has ended goes to a prompt that waits. Rows share the target's passes and nothing
+else, so each prompt's text is what it would be alone.
+
+Shapes: B rows, P prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.batch_rounds import PlainRounds, SpeculativeRounds
+from falcon_lab.decoding.batch_rows import Row, SharedClock
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition, begin
+from falcon_lab.errors import FalconLabError
+
+
+class BatchEngine:
+    """An engine for one sequence, made to decode up to ``rows`` of them side by side.
+
+    Its tree builder, acceptance rule and controller are copied for every row, and its drafter too
+    unless it can draft for several sequences itself (``batch_drafting.py``).
+
+    Args:
+        engine: plain or speculative.
+        rows: B, most sequences at a time.
+
+    Raises:
+        FalconLabError: ``rows`` is less than 1.
+    """
+
+    def __init__(self, engine: PlainEngine | SpeculativeEngine, rows: int) -> None:
+        if rows < 1:
+            raise FalconLabError(f"a batch has at least one row, not {rows}")
+        self.engine = engine
+        self.target = engine.target
+        self.rows = rows
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is the target's own."""
+        return self.engine.lossless
+
+    def generate(
+        self,
+        prompts: Sequence[Tensor],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generators: Sequence[torch.Generator],
+        stop: StopCondition,
+    ) -> list[Generation]:
+        """``stream``, in the order of the prompts."""
+        found = self.stream(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            generators=generators,
+            stop=stop,
+        )
+        return [generation for _, generation in sorted(found, key=lambda pair: pair[0])]
+
+    @torch.inference_mode()
+    def stream(
+        self,
+        prompts: Sequence[Tensor],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generators: Sequence[torch.Generator],
+        stop: StopCondition,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Continue prompts; each one's number and text as soon as it has ended.
+
+        A text's ``seconds`` are its share of the time: a part of a round counts evenly for the
+        rows that took part in it. So those of all texts add up to the whole.
+
+        Args:
+            prompts: ``[P]`` long each, at least one token, on the target's device.
+            max_new_tokens: most tokens to add to each.
+            sampling: how tokens are drawn from the target.
+            generators: each prompt's own source of randomness, on the target's device.
+            stop: what ends a text.
+
+        Raises:
+            FalconLabError: a prompt is empty or longer than the target's context.
+        """
+        transcripts = [
+            begin(prompt, max_new_tokens, self.target.max_positions, stop) for prompt in prompts
+        ]
+        if not prompts:
+            return
+        waiting = [
+            Row(number, *parts)
+            for number, parts in enumerate(zip(prompts, transcripts, generators, strict=True))
+        ]
+        session = _Session(self.engine, waiting, self.rows, sampling)
+        while session.rows:
+            for place in reversed(range(len(session.rows))):
+                while (row := session.rows[place]).ended:
+                    yield row.number, row.generation()
+                    session.clock.skip()
+                    if not session.replace(place):
+                        break
+            if session.rows:
+                session.rounds.round(session.rows, session.cache, session.clock)
+
+
+class _Session:
+    """The rows of one call.
+
+    Attributes:
+        rows: those in use, by place.
+        waiting: those that have no place yet.
+        cache: the target's.
+        rounds: what a round does.
+        clock: shares out the time.
+    """
+
+    def __init__(
+        self,
+        engine: PlainEngine | SpeculativeEngine,
+        waiting: Sequence[Row],
+        most: int,
+        sampling: Sampling,
+    ) -> None:
+        self._target = engine.target
+        self._sampling = sampling
+        count = min(most, len(waiting))
+        self.rounds: PlainRounds | SpeculativeRounds = (
+            PlainRounds(engine.target, sampling)
+            if isinstance(engine, PlainEngine)
+            else SpeculativeRounds(engine, sampling, count)
+        )
+        longest = max(len(row.prompt) + row.transcript.remaining for row in waiting)
+        self.cache = engine.target.new_batch_cache(count, longest + self.rounds.nodes)
+        self.clock = SharedClock(engine.target.device)
+        self.waiting = deque(waiting)
+        self.rows: list[Row] = []
+        for place in range(count):
+            self.rows.append(self._admit(place))
+
+    def replace(self, place: int) -> bool:
+        """The next prompt in place of a row that has ended; without one the last row moves there.
+
+        Returns:
+            Whether there is a new prompt.
+        """
+        if self.waiting:
+            self.rows[place] = self._admit(place)
+            return True
+        self.cache.drop(place)
+        last = self.rows.pop()
+        if place < len(self.rows):
+            self.rows[place] = last
+            self.rounds.move(len(self.rows), place)
+        return False
+
+    def _admit(self, place: int) -> Row:
+        """Read the next prompt into a row of the cache; no other row is touched."""
+        row = self.waiting.popleft()
+        own = self.cache.open(place)
+        output = self._target.prefill(row.prompt, own)
+        self.cache.fill(place, own.length)
+        row.root = self._sampling.draw(output.logits[-1], row.generator)
+        self.rounds.admit(place, row, output)
+        row.transcript.extend([int(row.root)])
+        self.clock.lap_of("prefill", [row])
+        return row

@@ -1,0 +1,189 @@
+"""A round of all rows at once: one target pass, and one drafter pass for all that still draft.
+
+Shapes: B rows in use, N tree nodes, A accepted draft tokens, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.batch_drafting import copies_of, sequences_of
+from falcon_lab.decoding.batch_rows import Row, SharedClock
+from falcon_lab.decoding.engine import at_most
+from falcon_lab.decoding.generation import Round
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.protocols import (
+    Acceptance,
+    Frontier,
+    Observation,
+    RoundContext,
+    RoundOutcome,
+)
+from falcon_lab.trees.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.engine import SpeculativeEngine
+    from falcon_lab.targets.batch_cache import BatchCache
+    from falcon_lab.targets.target import Target, TargetOutput
+
+
+class PlainRounds:
+    """A token for every row.
+
+    Args:
+        target: the model.
+        sampling: how tokens are drawn.
+    """
+
+    nodes = 0
+
+    def __init__(self, target: Target, sampling: Sampling) -> None:
+        self._target = target
+        self._sampling = sampling
+
+    def admit(self, place: int, row: Row, output: TargetOutput) -> None:
+        """A new row: there is nothing to know about it."""
+
+    def move(self, source: int, goal: int) -> None:
+        """A row goes to another place: nothing to be done."""
+
+    def round(self, rows: Sequence[Row], cache: BatchCache, clock: SharedClock) -> None:
+        """Add a token to every row."""
+        output = self._target.step_batch(torch.stack([row.root for row in rows]), cache)
+        clock.lap_of("verify", rows)
+        tokens = self._draw(output.logits, rows)
+        for row, root, token in zip(rows, tokens, tokens.tolist(), strict=True):
+            row.root = root
+            row.transcript.extend([token])
+            row.rounds.append(Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1))
+        clock.lap_of("accept", rows)
+        cache.keep([[0]] * len(rows))
+        clock.lap_of("commit", rows)
+
+    def _draw(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """``[B, V]`` -> ``[B]``, each row with its own generator."""
+        if self._sampling.greedy:
+            return logits.argmax(-1)
+        draws = [
+            self._sampling.draw(of_row, row.generator)
+            for of_row, row in zip(logits, rows, strict=True)
+        ]
+        return torch.stack(draws)
+
+
+class SpeculativeRounds:
+    """A tree for every row, each grown, accepted and followed up by components of its own.
+
+    Args:
+        engine: what is copied for every row.
+        sampling: how tokens are drawn.
+        count: rows.
+    """
+
+    def __init__(self, engine: SpeculativeEngine, sampling: Sampling, count: int) -> None:
+        self.nodes = engine.tree_builder.max_nodes
+        self._target = engine.target
+        self._sampling = sampling
+        self._builders = copies_of(engine.tree_builder, count)
+        self._rules = copies_of(engine.rule, count)
+        self._controllers = copies_of(engine.controller, count)
+        self._needs_features = "features" in engine.drafter.needs
+        self._drafts = sequences_of(engine.drafter, count)
+
+    def admit(self, place: int, row: Row, output: TargetOutput) -> None:
+        """A new row, whose prompt the target has just read."""
+        self._controllers[place].reset()
+        self._drafts.reset(place, row.prompt[0])
+        self._observe(place, torch.cat((row.prompt[1:], row.root[None])), output.features)
+
+    def move(self, source: int, goal: int) -> None:
+        """A row goes to another place, and its components with it."""
+        for parts in (self._builders, self._rules, self._controllers):
+            _swap(parts, source, goal)
+        self._drafts.move(source, goal)
+
+    def round(self, rows: Sequence[Row], cache: BatchCache, clock: SharedClock) -> None:
+        """Draft, verify, accept and commit."""
+        trees, passes = self._draft(rows)
+        clock.lap_of("draft", rows)
+
+        output = self._target.verify_batch(trees, cache)
+        clock.lap_of("verify", rows)
+
+        counts = [tree.nodes for tree in trees]
+        accepted = self._accept(rows, trees, output.logits.split(counts))
+        added = [
+            torch.cat((tree.tokens[one.path[1:]], one.next_token[None]))
+            for tree, one in zip(trees, accepted, strict=True)
+        ]
+        paths = on_host([one.path for one in accepted])
+        kept = [
+            row.transcript.extend(tokens) for row, tokens in zip(rows, on_host(added), strict=True)
+        ]
+        clock.lap_of("accept", rows)
+
+        cache.keep(paths)
+        features = output.features.split(counts)
+        for place, row in enumerate(rows):
+            row.root = accepted[place].next_token
+            self._observe(place, added[place], features[place][accepted[place].path])
+            outcome = RoundOutcome(
+                trees[place].max_depth, trees[place].drafted, len(paths[place]) - 1
+            )
+            self._controllers[place].update(outcome)
+            drafted = min(outcome.accepted, len(kept[place]))
+            row.rounds.append(
+                Round(outcome.nodes, outcome.drafted, passes[place], drafted, len(kept[place]))
+            )
+        clock.lap_of("commit", rows)
+
+    def _draft(self, rows: Sequence[Row]) -> tuple[list[TokenTree], list[int]]:
+        """Drafter and tree builders take turns; every row's tree and number of passes."""
+        frontiers: dict[int, Frontier] = {}
+        for place, row in enumerate(rows):
+            remaining = row.transcript.remaining - 1
+            budget = at_most(self._controllers[place].budget(), depth=remaining)
+            context = RoundContext(row.root, budget, self._sampling, row.generator)
+            if (frontier := self._builders[place].start(context)) is not None:
+                frontiers[place] = frontier
+        passes = [0] * len(rows)
+        while frontiers:
+            outputs, frontiers = self._drafts.draft(frontiers), {}
+            for place, output in outputs.items():
+                passes[place] += 1
+                further = self._builders[place].grow(output)
+                if further is not None and self._controllers[place].keep_going(
+                    passes[place], output
+                ):
+                    frontiers[place] = further
+        return [self._builders[place].finish() for place in range(len(rows))], passes
+
+    def _accept(
+        self, rows: Sequence[Row], trees: Sequence[TokenTree], logits: Sequence[Tensor]
+    ) -> list[Acceptance]:
+        return [
+            rule(tree, of_tree, self._sampling, row.generator)
+            for rule, tree, of_tree, row in zip(self._rules, trees, logits, rows, strict=False)
+        ]
+
+    def _observe(self, place: int, tokens: Tensor, features: Tensor) -> None:
+        seen = Observation(tokens, features if self._needs_features else None)
+        self._drafts.observe(place, seen)
+
+
+def on_host(parts: Sequence[Tensor]) -> list[list[int]]:
+    """``[n]`` long tensors as lists, with one wait for the device."""
+    flat = torch.cat(list(parts)).tolist()
+    found, first = [], 0
+    for part in parts:
+        found.append(flat[first : first + part.shape[0]])
+        first += part.shape[0]
+    return found
+
+
+def _swap(parts: list[Any], source: int, goal: int) -> None:
+    parts[goal], parts[source] = parts[source], parts[goal]

@@ -1,0 +1,92 @@
+"""Trees of several sequences side by side: padded to the widest, each behind its own context.
+
+Shapes: B rows, N nodes of the widest tree, n nodes of a tree, S columns seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from falcon_lab.trees.token_tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTrees:
+    """B trees as one.
+
+    Attributes:
+        tokens: ``[B, N]`` long; 0 in the padding.
+        depth: ``[B, N]`` long; 0 in the padding.
+        ancestors: ``[B, N, N]`` bool; padding sees nothing and is not seen.
+        counts: n of every tree.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+    ancestors: Tensor
+    counts: list[int]
+
+    @classmethod
+    def of(cls, trees: Sequence[TokenTree]) -> PaddedTrees:
+        """Put the trees side by side."""
+        counts = [tree.nodes for tree in trees]
+        return cls(
+            pad_sequence([tree.tokens for tree in trees], batch_first=True),
+            pad_sequence([tree.depth for tree in trees], batch_first=True),
+            _ancestors(trees, max(counts)),
+            counts,
+        )
+
+    @property
+    def width(self) -> int:
+        """N."""
+        return self.tokens.shape[1]
+
+    def real(self, rows: Tensor) -> Tensor:
+        """``[B, N, …]`` -> ``[Σn, …]``: the rows of nodes, tree after tree."""
+        flat = rows.flatten(0, 1)
+        if min(self.counts) == self.width:
+            return flat
+        there = torch.arange(self.width) < torch.tensor(self.counts)[:, None]  # known to the host
+        return flat.index_select(0, there.flatten().nonzero()[:, 0].to(rows.device))
+
+
+def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
+    if all(tree.nodes == width for tree in trees):
+        return torch.stack([tree.ancestors for tree in trees])
+    ancestors = trees[0].ancestors.new_zeros(len(trees), width, width)
+    for row, tree in enumerate(trees):
+        ancestors[row, : tree.nodes, : tree.nodes] = tree.ancestors
+    return ancestors
+
+
+def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
+    """Each row's context and, behind it, a node's path.
+
+    Args:
+        ancestors: ``[B, N, N]`` bool.
+        starts: columns of each row's context, at least one.
+
+    Returns:
+        ``[B, N, S]`` bool, S being N more than the longest context.
+    """
+    new, device = ancestors.shape[1], ancestors.device
+    columns = torch.arange(max(starts) + new, device=device)
+    node = columns - torch.tensor(starts, device=device)[:, None]  # [B, S]; below 0: the context
+    within = node.clamp(0, new - 1)[:, None].expand(-1, new, -1)
+    path = ancestors.gather(2, within) & (node < new)[:, None]
+    return path | (node < 0)[:, None]
+
+
+def batch_step_mask(starts: Sequence[int], device: torch.device) -> Tensor | None:
+    """One new token in every row: ``[B, 1, S]`` bool, or None where all rows see all columns."""
+    longest = max(starts)
+    if min(starts) == longest:
+        return None
+    columns = torch.arange(longest + 1, device=device)
+    return (columns <= torch.tensor(starts, device=device)[:, None])[:, None]
