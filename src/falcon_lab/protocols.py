@@ -133,10 +133,13 @@ class Observation:
             is the newest token, which the target has not read yet (the next tree's root).
         features: ``[M, H]`` target features, or None when the drafter's ``needs`` lacks
             ``"features"``.
+        remaining: positions of a long prompt that are still to come before the next ``draft``, in
+            observations of their own.
     """
 
     tokens: Tensor
     features: Tensor | None
+    remaining: int = 0
 
 
 @runtime_checkable
@@ -165,6 +168,22 @@ class Drafter(Protocol):
 
     def observe(self, observation: Observation) -> None:
         """Take committed positions in and drop what was provisional."""
+        ...
+
+
+@runtime_checkable
+class KeepsRows(Protocol):
+    """What a ``Drafter`` also has whose memory grows with the sequence.
+
+    Decoding counts that memory before it takes any, and calls ``reserve`` after ``reset``.
+    """
+
+    def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
+        """Memory for a sequence of that many positions, drafted for in such trees."""
+        ...
+
+    def reserve(self, positions: int, tree: TreeBuilder) -> None:
+        """Expect such a sequence."""
         ...
 
 

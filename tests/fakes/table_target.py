@@ -5,6 +5,7 @@ Shapes: P prompt tokens, N tree nodes, n new rows, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,6 +59,13 @@ class TableTarget:
         history = torch.tensor([0, *cache.rows])
         logits = self.table[history[-2], history[-1]][None]
         return TargetOutput(logits, self._features(tokens, torch.arange(before, cache.length)))
+
+    def read(self, tokens: Tensor, cache: TableCache, *, chunk: int) -> Iterator[TargetOutput]:
+        for part in tokens.split(chunk):
+            yield self.prefill(part, cache)
+
+    def kv_bytes(self, capacity: int) -> int:
+        return 8 * capacity
 
     def step(self, token: Tensor, cache: TableCache) -> TargetOutput:
         return self.prefill(token[None], cache)

@@ -5,12 +5,14 @@ Shapes: P prompt tokens.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
+from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.schema import DecodingConfig
@@ -49,8 +51,13 @@ class PlainEngine:
         transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
         rounds: list[Round] = []
         clock = Clock(target.device)
-        cache = target.new_cache(len(prompt) + transcript.remaining)
-        output = target.prefill(prompt, cache)
+        length = len(prompt) + transcript.remaining
+        check_kv_memory(
+            target.kv_bytes, length, limit_gib=self.decoding.kv_memory, device=target.device
+        )
+        cache = target.new_cache(length)
+        passes = target.read(prompt, cache, chunk=self.decoding.prefill_chunk)
+        output = deque(passes, maxlen=1).pop()  # the last one's logits are all that is wanted
         token = sampling.draw(output.logits[-1], generator)
         kept = transcript.extend([int(token)])
         clock.lap("prefill")

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
+from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.protocols import (
     AcceptanceRule,
     Budget,
     Drafter,
+    KeepsRows,
     LengthController,
     Observation,
     RoundContext,
@@ -28,7 +30,8 @@ from falcon_lab.schema import DecodingConfig
 from falcon_lab.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from falcon_lab.targets.target import Target
+    from falcon_lab.targets.kv_cache import KVCache
+    from falcon_lab.targets.target import Target, TargetOutput
 
 
 class SpeculativeEngine:
@@ -87,19 +90,19 @@ class SpeculativeEngine:
             on_round: told of every round's tokens, and of the first token.
 
         Raises:
-            FalconLabError: the prompt is empty or longer than the target's context.
+            FalconLabError: the prompt is empty or longer than the target's context, or there is
+                no memory for its keys and values.
         """
         target = self.target
         transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
         rounds: list[Round] = []
         clock = Clock(target.device)
-        nodes = self.tree_builder.max_nodes
-        cache = target.new_cache(len(prompt) + transcript.remaining + nodes)
-        output = target.prefill(prompt, cache)
-        root = sampling.draw(output.logits[-1], generator)
         self.controller.reset()
-        self.drafter.reset(prompt[0])
-        self._observe(torch.cat((prompt[1:], root[None])), output.features)
+        cache = self._begin(prompt[0], len(prompt) + transcript.remaining)
+        output = self._prefill(prompt, cache)
+        root = sampling.draw(output.logits[-1], generator)
+        unobserved = prompt[len(prompt) - len(output.features) + 1 :]
+        self._observe(torch.cat((unobserved, root[None])), output.features)
         kept = transcript.extend([int(root)])
         if on_round is not None:
             on_round(kept, 0, None, None)
@@ -133,6 +136,34 @@ class SpeculativeEngine:
             clock.lap("overhead")
         return Generation(transcript.tokens, transcript.finish, rounds, clock.seconds)
 
+    def _begin(self, first: Tensor, length: int) -> KVCache:
+        """Start a sequence of up to ``length`` tokens, if there is memory for it; its cache."""
+        target, drafter, tree = self.target, self.drafter, self.tree_builder
+        keeper = drafter if isinstance(drafter, KeepsRows) else None
+
+        def bytes_of(length: int) -> int:
+            own = keeper.kv_bytes(length, tree) if keeper else 0
+            return target.kv_bytes(length + tree.max_nodes) + own
+
+        check_kv_memory(bytes_of, length, limit_gib=self.decoding.kv_memory, device=target.device)
+        drafter.reset(first)
+        if keeper:
+            keeper.reserve(length, tree)
+        return target.new_cache(length + tree.max_nodes)
+
+    def _prefill(self, prompt: Tensor, cache: KVCache) -> TargetOutput:
+        """Read the prompt. The drafter is told of every pass but the last one.
+
+        What follows the last one's tokens is still to be drawn.
+        """
+        left = len(prompt)
+        for output in self.target.read(prompt, cache, chunk=self.decoding.prefill_chunk):
+            first, left = len(prompt) - left, left - len(output.features)
+            if left:
+                known = prompt[first + 1 : len(prompt) - left + 1]
+                self._observe(known, output.features, remaining=left)
+        return output
+
     def _draft(self, context: RoundContext) -> tuple[TokenTree, int]:
         """Drafter and tree builder take turns; the tree and the number of passes."""
         passes = 0
@@ -145,9 +176,9 @@ class SpeculativeEngine:
                 break
         return self.tree_builder.finish(), passes
 
-    def _observe(self, tokens: Tensor, features: Tensor) -> None:
+    def _observe(self, tokens: Tensor, features: Tensor, remaining: int = 0) -> None:
         needed = "features" in self.drafter.needs
-        self.drafter.observe(Observation(tokens, features if needed else None))
+        self.drafter.observe(Observation(tokens, features if needed else None, remaining))
 
 
 def at_most(budget: Budget, *, depth: int) -> Budget:

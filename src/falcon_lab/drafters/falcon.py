@@ -33,6 +33,7 @@ from falcon_lab.protocols import (
     Observation,
     Prediction,
     Reveal,
+    TreeBuilder,
 )
 from falcon_lab.targets.backbone import Backbone
 
@@ -186,6 +187,20 @@ class FalconDrafter(nn.Module):
     def reset(self, first: Tensor) -> None:
         """Start a sequence. (Its first token alone makes no row.)"""
         self._decoding = Decoding(self)
+
+    def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
+        """Memory of the decoder blocks' keys and values for such a sequence."""
+        return self.backbone.layout.bytes(self._kv_rows(positions, tree))
+
+    def reserve(self, positions: int, tree: TreeBuilder) -> None:
+        """Take that memory when the first row is computed, and no more later."""
+        self._decoding.expect(self._kv_rows(positions, tree))
+
+    def _kv_rows(self, positions: int, tree: TreeBuilder) -> int:
+        """Rows of a sequence, and of a round's blocks: at most one a node in every pass."""
+        passes = -(-tree.max_depth // self.block)
+        provisional = max(1, passes * tree.max_nodes) * self.block
+        return positions + provisional * (1 if self.offsets is None else 2)
 
     def observe(self, observation: Observation) -> None:
         """Append rows; the next ``draft`` computes them."""

@@ -4,6 +4,10 @@ The caching rule: a committed row's K/V are those of the pass that computed it l
 everything up to the end of its block then. The first pass of a round computes the new rows
 and as many older ones as make the last k rows one block; nothing else is ever computed again.
 
+A long prompt comes in parts, and how many rows are still to come with each. So the blocks of the
+whole are known from the first part on, and every part's whole blocks are computed when it comes:
+the same numbers as in one pass over everything.
+
 Shapes: F frontier blocks, P provisional blocks, k block, L committed rows, W rows of a window,
 E extra rows of the first pass, S keys, H hidden.
 """
@@ -23,7 +27,8 @@ from falcon_lab.protocols import DraftOutput, Frontier, Observation
 if TYPE_CHECKING:
     from falcon_lab.drafters.falcon import FalconDrafter
 
-CAPACITY = 512  # rows that a sequence's cache starts with; it doubles when they are used up
+CAPACITY = 512  # rows of a cache when nobody has said how long the sequence will get
+PIECE = 2048  # rows of one pass over a prompt, so that no mask is larger than [1, PIECE, S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +58,26 @@ class Decoding:
         self._block = drafter.block
         self._aligned = drafter.config.phase == "aligned"
         self._pending: list[Observation] = []
-        self._length = 0  # L
+        self._length = 0  # L, fused
+        self._computed = 0  # of them, those whose keys and values are in the cache
         self._state: State | None = None  # after row L - 1
-        self._recent: Tensor | None = None  # [1, up to k, H]: the newest rows, fused
+        self._recent: Tensor | None = None  # [1, R, H]: the newest rows, fused: k, or more to do
         self._last: Pass | None = None
-        self._cache = GrowingCache(drafter.config.layers, CAPACITY)
+        self._room = CAPACITY
+        self._cache: GrowingCache | None = None
         self._index = torch.empty(0, dtype=torch.long)  # 0, 1, 2, …
         self._positions = self._index  # the same, within the host's positions
 
+    def expect(self, rows: int) -> None:
+        """Make the cache that large from the start."""
+        self._room = rows
+
     def observe(self, observation: Observation) -> None:
-        """Keep new rows until the next round computes them."""
+        """Keep new rows until the next round computes them, or compute a prompt's part at once."""
         self._pending.append(observation)
         self._last = None
+        if observation.remaining:
+            self._fuse_pending(observation.remaining)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Expand the frontier."""
@@ -76,12 +89,15 @@ class Decoding:
 
     def _root(self) -> Tensor:
         """Compute the window and whatever asks for predictions; ``[1, k, H]``."""
-        start, window = self._take_pending()
+        self._fuse_pending(0)
+        if self._recent is None:
+            raise RuntimeError("draft() needs observed positions: call observe() first")
+        window = self._window(self._window_start(self._length), self._length)
         extra = self._extra_rows(window)
         rows = window if extra is None else torch.cat([window, extra], dim=1)
-        positions, mask = self._window_layout(start, window.shape[1], rows.shape[1])
-        hidden = self._run(rows, positions, mask, start)
-        self._cache.truncate(self._length)
+        hidden = self._run_window(rows, self._length, rows.shape[1] - window.shape[1])
+        self._computed = self._length
+        self._recent = self._recent[:, -self._block :]
         if extra is not None and self._drafter.offsets is None:
             # Missing rows come before the first one, yet were computed behind the last.
             hidden = hidden.roll(extra.shape[1], dims=1)
@@ -90,32 +106,64 @@ class Decoding:
         self._last = Pass(hidden, self._state, none, depth=0, chain=True)
         return hidden
 
-    def _take_pending(self) -> tuple[int, Tensor]:
-        """Fuse the new rows; the window's first row and its fused rows ``[1, W, H]``."""
-        drafter, before = self._drafter, self._length
-        if self._pending:
-            tokens = torch.cat([taken.tokens for taken in self._pending])
-            features = torch.cat([_features_of(taken) for taken in self._pending])
-            self._pending.clear()
-            joined = drafter.join(tokens, features).unsqueeze(0)
-            self._dtype = joined.dtype
-            fused, self._state = drafter.fuse(joined, self._state)
-            recent = fused if self._recent is None else torch.cat([self._recent, fused], dim=1)
-            self._length += tokens.shape[0]
-        elif self._recent is not None:
-            recent = self._recent
-        else:
-            raise RuntimeError("draft() needs observed positions: call observe() first")
-        start = self._window_start(before)
-        self._recent = recent[:, -self._block :]
-        return start, recent[:, recent.shape[1] - (self._length - start) :]
+    def _fuse_pending(self, remaining: int) -> None:
+        """Fuse the new rows, and compute all but what the round's first pass is to compute.
 
-    def _window_start(self, before: int) -> int:
+        Args:
+            remaining: rows that are still to come before that.
+        """
+        if not self._pending:
+            return
+        tokens = torch.cat([taken.tokens for taken in self._pending])
+        features = torch.cat([_features_of(taken) for taken in self._pending])
+        self._pending.clear()
+        for start in range(0, tokens.shape[0], PIECE):
+            self._fuse(tokens[start : start + PIECE], features[start : start + PIECE])
+            left = tokens.shape[0] - start - PIECE
+            self._compute_whole_blocks(self._length + remaining + max(0, left))
+
+    def _fuse(self, tokens: Tensor, features: Tensor) -> None:
+        """Append ``[n]`` tokens and ``[n, H]`` features to the fused rows."""
+        joined = self._drafter.join(tokens, features).unsqueeze(0)
+        self._dtype = joined.dtype
+        fused, self._state = self._drafter.fuse(joined, self._state)
+        recent = self._recent
+        self._recent = fused if recent is None else torch.cat([recent, fused], dim=1)
+        self._length += tokens.shape[0]
+
+    def _compute_whole_blocks(self, total: int) -> None:
+        """Compute the rows that see no further than what is there.
+
+        Args:
+            total: rows at the next round, by whose end aligned blocks are counted.
+        """
+        if total == self._length:
+            return  # the rest is the round's own
+        block = self._block if self._drafter.offsets is None else 1
+        stop = min(self._length, total - self._block)  # the last k rows are asked for predictions
+        stop -= (stop - total if self._aligned else stop) % block
+        start = self._window_start(total)
+        if stop <= start:
+            return
+        self._run_window(self._window(start, stop), stop, 0)
+        self._computed = stop
+        assert self._recent is not None
+        self._recent = self._recent[:, -max(self._block, self._length - stop) :]
+
+    def _window(self, start: int, stop: int) -> Tensor:
+        """Fused rows ``[1, stop - start, H]``."""
+        assert self._recent is not None
+        before = self._length - self._recent.shape[1]
+        return self._recent[:, start - before : stop - before]
+
+    def _window_start(self, total: int) -> int:
+        """The first row to compute, or to compute again, in a sequence of ``total``."""
+        before = self._computed
         if self._drafter.offsets is not None:
             return before  # causal rows never change
         if not self._aligned:
             before -= before % self._block  # a block that was cut short is whole now
-        return max(0, min(before, self._length - self._block))
+        return max(0, min(before, total - self._block))
 
     def _extra_rows(self, window: Tensor) -> Tensor | None:
         """``[1, E, H]``: the queries, or zeros for rows missing at the start of a sequence."""
@@ -125,25 +173,34 @@ class Decoding:
         missing = self._block - self._length
         return window.new_zeros(1, missing, window.shape[-1]) if missing > 0 else None
 
-    def _window_layout(self, start: int, window: int, rows: int) -> tuple[Tensor, Tensor | None]:
-        """Positions ``[1, W + E]`` and mask ``[1, W + E, L + E]``, None where all see all."""
-        length, block, extra = self._length, self._block, rows - window
-        self._reserve(length + extra)
-        positions, index = self._positions[start:length], self._index[start:length]
-        if extra == 0 and self._aligned and window <= block:
+    def _run_window(self, rows: Tensor, stop: int, extra: int) -> Tensor:
+        """Compute the rows before ``stop``, and extra ones that nobody is to see."""
+        start = stop + extra - rows.shape[1]
+        positions, mask = self._window_layout(start, stop, extra)
+        hidden = self._run(rows, positions, mask, start)
+        assert self._cache is not None
+        self._cache.truncate(stop)
+        return hidden
+
+    def _window_layout(self, start: int, stop: int, extra: int) -> tuple[Tensor, Tensor | None]:
+        """Positions ``[1, W + E]`` and mask ``[1, W + E, stop + E]``, None where all see all."""
+        block = self._block
+        self._reserve(stop + extra)
+        positions, index = self._positions[start:stop], self._index[start:stop]
+        if extra == 0 and self._aligned and stop - start <= block:
             return positions.unsqueeze(0), None
         if self._drafter.offsets is not None:
             horizon = index
         elif self._aligned:
-            horizon = (length - 1) - (length - 1 - index).div(block, rounding_mode="floor") * block
+            horizon = (stop - 1) - (stop - 1 - index).div(block, rounding_mode="floor") * block
         else:
             end = index.div(block, rounding_mode="floor") * block + block - 1
-            horizon = end.clamp_max(length - 1)
+            horizon = end.clamp_max(stop - 1)
         if extra:
-            newest = length - 1 if self._drafter.offsets is not None else 0
+            newest = stop - 1 if self._drafter.offsets is not None else 0
             positions = torch.cat([positions, self._positions[newest].expand(extra)])
-            horizon = torch.cat([horizon, self._index[length + extra - 1].expand(extra)])
-        mask = self._index[: length + extra] <= horizon.unsqueeze(1)
+            horizon = torch.cat([horizon, self._index[stop + extra - 1].expand(extra)])
+        mask = self._index[: stop + extra] <= horizon.unsqueeze(1)
         return positions.unsqueeze(0), mask.unsqueeze(0)
 
     # --- later passes -----------------------------------------------------------------------
@@ -163,7 +220,7 @@ class Decoding:
         if drafter.offsets is not None:
             rows = torch.cat([fused, fused[:, -1:] + drafter.offsets])  # contexts, then queries
         first = self._length + last.visible.shape[1] * block
-        self._reserve(first + rows.shape[0] * block)
+        cache = self._reserve(first + rows.shape[0] * block)
         begin = self._length + last.depth * block
         hidden = self._run(
             rows.reshape(1, -1, rows.shape[-1]),
@@ -171,7 +228,7 @@ class Decoding:
             self._block_mask(visible, chain),
             first,
         )
-        self._cache.truncate(first + count * block)  # queries are asked, never seen
+        cache.truncate(first + count * block)  # queries are asked, never seen
         hidden = hidden[0, -count * block :].view(count, block, -1)
         self._last = Pass(hidden, state, visible, last.depth + 1, chain)
         return hidden
@@ -200,15 +257,23 @@ class Decoding:
 
     # --- the cache --------------------------------------------------------------------------
 
-    def _reserve(self, rows: int) -> None:
+    def _reserve(self, rows: int) -> GrowingCache:
         """Make room for that many rows, in the cache and in the tables of positions."""
-        if self._cache.reserve(rows) or not self._index.shape[0]:
+        cache, backbone = self._cache, self._drafter.backbone
+        most = self._drafter.host.max_positions
+        if cache is None:
+            room = max(self._room, rows)
+            cache = GrowingCache(self._drafter.config.layers, room, backbone.layout, most)
+            self._cache = cache
+        if cache.reserve(rows) or not self._index.shape[0]:
             assert self._recent is not None
-            self._index = torch.arange(self._cache.capacity, device=self._recent.device)
-            self._positions = self._index.clamp_max(self._drafter.host.max_positions - 1)
+            self._index = torch.arange(cache.capacity, device=self._recent.device)
+            self._positions = self._index.clamp_max(most - 1)
+        return cache
 
     def _run(self, rows: Tensor, positions: Tensor, mask: Tensor | None, first: int) -> Tensor:
         """One backbone call; its rows lie in the cache from ``first`` on."""
+        assert self._cache is not None
         self._cache.truncate(first)
         return self._drafter.backbone(
             embeddings=rows, positions=positions, mask=mask, cache=self._cache

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.kv_layout import KVLayout
 from falcon_lab.targets.lean import LeanLayers
 from falcon_lab.targets.masks import for_attention, windowed
 
@@ -47,6 +48,8 @@ class Backbone(nn.Module):
         self.config: Any = base.config
         self.kinds = layer_kinds(self.config)
         self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
+        self._has_table = True
+        self._layout: tuple[torch.dtype, KVLayout] | None = None  # dtype of the weights, and its
         self._everything: Tensor | None = None  # a mask row that sees all, in the kernel's form
 
     @classmethod
@@ -62,7 +65,9 @@ class Backbone(nn.Module):
         attention = getattr(config, "_attn_implementation", None) or "sdpa"
         base = AutoModel.from_config(shortened, attn_implementation=attention, dtype=torch.float32)
         base.set_input_embeddings(None)
-        return cls(base, lean=True)
+        made = cls(base, lean=True)
+        made._has_table = False
+        return made
 
     @property
     def implementation(self) -> str:
@@ -71,7 +76,27 @@ class Backbone(nn.Module):
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for ``capacity`` positions."""
-        return KVCache(self.config.num_hidden_layers, capacity)
+        return KVCache(self.config.num_hidden_layers, capacity, self.layout)
+
+    @property
+    def layout(self) -> KVLayout:
+        """What a cache keeps of every position, with the weights as they are now.
+
+        Found once, by a pass over one token.
+        """
+        weight = next(self.base.parameters())
+        if self._layout is None or self._layout[0] != weight.dtype:
+            self._layout = weight.dtype, self._look(weight)
+        return self._layout[1]
+
+    @torch.no_grad()
+    def _look(self, weight: Tensor) -> KVLayout:
+        seen = KVCache(self.config.num_hidden_layers, 1)
+        first = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+        nothing = None if self._has_table else weight.new_zeros(1, 1, self.config.hidden_size)
+        tokens = first if self._has_table else None
+        self.forward(positions=first, mask=None, tokens=tokens, embeddings=nothing, cache=seen)
+        return seen.layout
 
     def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
         """An empty cache for ``rows`` sequences of up to ``capacity`` positions each."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.targets.kv_layout import KVLayout
 
 
 class KVCache(Cache):
@@ -30,16 +31,37 @@ class KVCache(Cache):
         length: rows that are valid after the last forward pass.
         positions: ``[B or 1, C]`` long, position of each row; kept for sliding windows alone
             (None until ``record_positions``).
+
+    Args:
+        layers: L.
+        capacity: C.
+        layout: the rows of every layer; without it all are taken for like the first that comes,
+            and one that is not gets memory of its own beside the share that it leaves unused.
     """
 
-    def __init__(self, layers: int, capacity: int) -> None:
+    def __init__(self, layers: int, capacity: int, layout: KVLayout | None = None) -> None:
         super().__init__(layers=[])
         self.capacity = capacity
         self.length = 0
         self.positions: Tensor | None = None
         self._filled = [0] * layers
         self._rows: list[tuple[Tensor, Tensor] | None] = [None] * layers  # each [B, G, C, D]
+        self._layout = layout
         self._pools: list[Tensor] = []  # [..., C, D]: what commit moves rows in
+        self._shared: dict[tuple[int, ...], list[Tensor]] = {}  # layers -> their two pools
+
+    @property
+    def layout(self) -> KVLayout:
+        """The rows of every layer: as given, or as far as they are known by now."""
+        if self._layout is not None:
+            return self._layout
+        return KVLayout.of(self._rows, positions=self.positions is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory taken so far."""
+        positions = 0 if self.positions is None else self.positions.nbytes
+        return sum(pool.nbytes for pool in self._pools) + positions
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -120,22 +142,25 @@ class KVCache(Cache):
         self._filled = [length if filled else 0 for filled in self._filled]
 
     def _allocate(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows for a layer: a slice of the pool of all layers where the shapes allow it.
+        """Rows for a layer: a slice of the pool of all layers whose rows are like its.
 
         One pool makes a commit two kernels instead of two per layer.
         """
-        if not self._pools:
-            self._pools = [self._pool(key), self._pool(value)]
-        keys, values = (pool[layer] for pool in self._pools[:2])
+        layout = self._layout
+        alike = tuple(range(len(self._rows))) if layout is None else layout.alike(layer)
+        if alike not in self._shared:
+            self._shared[alike] = [self._pool(states, len(alike)) for states in (key, value)]
+            self._pools += self._shared[alike]
+        keys, values = (pool[alike.index(layer)] for pool in self._shared[alike])
         if not (_fits(keys, key) and _fits(values, value)):
             keys, values = self._own(key), self._own(value)
             self._pools += [keys, values]
         self._rows[layer] = keys, values
         return keys, values
 
-    def _pool(self, like: Tensor) -> Tensor:
+    def _pool(self, like: Tensor, layers: int) -> Tensor:
         batch, heads, _, size = like.shape
-        return _blank(like, (len(self._rows), batch, heads, self.capacity, size))
+        return _blank(like, (layers, batch, heads, self.capacity, size))
 
     def _own(self, like: Tensor) -> Tensor:
         batch, heads, _, size = like.shape

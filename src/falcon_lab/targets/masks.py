@@ -49,7 +49,7 @@ def windowed(mask: Tensor, queries: Tensor, keys: Tensor, window: int) -> Tensor
         keys: ``[B or 1, S]`` positions; a tree's node has its root's position plus its depth.
         window: positions that a query sees, its own counted.
     """
-    return mask & (queries[:, :, None] - keys[:, None, :] < window)
+    return mask & (keys[:, None, :] > (queries - window)[:, :, None])
 
 
 def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:

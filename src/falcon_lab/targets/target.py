@@ -6,7 +6,7 @@ S keys (cached rows and the new ones), H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import DecodingConfig
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.batch_masks import PaddedTrees, batch_step_mask, batch_tree_mask
@@ -119,6 +120,10 @@ class Target:
         """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted."""
         return self.backbone.new_cache(capacity)
 
+    def kv_bytes(self, capacity: int) -> int:
+        """Memory that a cache of that capacity takes, exactly."""
+        return self.backbone.layout.bytes(capacity)
+
     @torch.no_grad()
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
         """Features of packed documents, each as if it stood alone.
@@ -133,17 +138,36 @@ class Target:
         """
         return self.backbone(tokens=tokens, positions=positions, mask=packed_mask(documents))
 
+    def prefill(
+        self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
+    ) -> TargetOutput:
+        """Read ``[P]`` tokens as ``read`` does: features of all, logits of the last."""
+        parts = list(self.read(tokens, cache, chunk=chunk))
+        if len(parts) == 1:
+            return parts[0]
+        return TargetOutput(parts[-1].logits, torch.cat([part.features for part in parts]))
+
     @torch.no_grad()
-    def prefill(self, tokens: Tensor, cache: KVCache) -> TargetOutput:
-        """Read ``[P]`` tokens: features of all, logits of the last."""
-        start, new = cache.length, tokens.shape[0]
-        hidden = self.backbone(
-            tokens=tokens[None],
-            positions=self._range(start, new),
-            mask=causal_mask(new, start, tokens.device),
-            cache=cache,
-        )[0]
-        return TargetOutput(self.head(hidden[-1:]), hidden)
+    def read(
+        self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
+    ) -> Iterator[TargetOutput]:
+        """Read ``[P]`` tokens in passes of ``chunk``, the last of what is left.
+
+        No mask is larger than ``[1, chunk, S]``, and no features are kept here.
+
+        Yields:
+            Of each pass, in their order: features of its tokens, logits of its last one.
+        """
+        self._range(cache.length, tokens.shape[0])  # all of them fit, or none is read
+        for part in tokens.split(chunk):
+            start, new = cache.length, part.shape[0]
+            hidden = self.backbone(
+                tokens=part[None],
+                positions=self._range(start, new),
+                mask=causal_mask(new, start, tokens.device) if new > 1 else None,
+                cache=cache,
+            )[0]
+            yield TargetOutput(self.head(hidden[-1:]), hidden)
 
     @torch.no_grad()
     def step(self, token: Tensor, cache: KVCache) -> TargetOutput:
