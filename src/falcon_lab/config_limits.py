@@ -63,6 +63,7 @@ RANGES = {
     "distillation.noise": WEIGHT,
     "distillation.repeats": SIZE,
     "distillation.own_features": SHARE,
+    "distillation.logits_mib": SIZE,
     "distillation.checkpoint_every": SIZE,
     "distillation.decode_every": COUNT,
     "distillation.decode_prompts": SIZE,

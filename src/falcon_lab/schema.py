@@ -133,6 +133,9 @@ class DistillationConfig:
     own_features: float = 0.0
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""
+    logits_mib: int = 256
+    """MiB that the student's and the target's logits may take together, in float32; the loss is
+    computed for as many rows at a time. An objective's own tensors come on top: twice as much."""
     checkpoint_every: int = 50
     """Steps between resumable checkpoints."""
     decode_every: int = 0

@@ -34,7 +34,7 @@ def _generators() -> tuple[torch.Generator, torch.Generator]:
 
 
 def _valid(label: list[int], source: list[int], given: Batch | None = None) -> list[bool]:
-    labels = label_rows(given or _batch(), _features(), _prediction(label, source))
+    labels = label_rows(given or _batch(), _prediction(label, source))
     return labels.valid[0].tolist()
 
 
@@ -59,8 +59,8 @@ def test_noise_is_uniform_and_leaves_the_labels_alone() -> None:
 
 
 def test_the_label_gives_the_feature_and_the_token_after_it() -> None:
-    labels = label_rows(_batch(), _features(), _prediction([2, 3], [1, 1]))
-    assert labels.features[0, :, 0].tolist() == [2, 3]
+    labels = label_rows(_batch(), _prediction([2, 3], [1, 1]))
+    assert labels.features(_features())[0, :, 0].tolist() == [2, 3]
     assert labels.tokens[0].tolist() == [103, 104]
 
 

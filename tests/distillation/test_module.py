@@ -1,4 +1,3 @@
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,14 @@ from torch.utils.data import DataLoader
 from distilling import QUIET, Data, Notes, batch, distillation, weights
 from falcon_lab.builtins import CsgdConfig, FalconObjectiveConfig
 from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.module import Distillation, lr_factor
+from falcon_lab.distillation import metrics
+from falcon_lab.distillation.module import Distillation
 from falcon_lab.distillation.training import train
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing.csgd import Csgd
 from falcon_lab.glancing.none import NoGlancing
 from falcon_lab.objectives.falcon import FalconObjective
 from falcon_lab.protocols import BuildContext, DrafterInputs, GlanceRows, Prediction, Reveal
-from falcon_lab.schema import OptimizerConfig
 from tiny_models import tiny_target
 
 CONTEXT = BuildContext(None, block=2)  # type: ignore[arg-type]
@@ -99,6 +98,26 @@ def test_everything_worth_watching_is_logged(tmp_path: Path) -> None:
         [0.4 * (6 - i) / 6 for i in range(6)]
     )
     assert sum(notes.series("train/revealed")) > 0
+
+
+def test_the_parts_of_a_step_are_timed(tmp_path: Path) -> None:
+    notes = _fit(distillation(), tmp_path)
+    parts = ("data", "teacher", "glance", "student", "loss", "backward", "optimizer")
+    times = [notes.series(f"train/time/{part}") for part in parts]
+    assert [len(series) for series in times] == [6] * len(parts)
+    assert min(map(min, times)) >= 0
+
+
+def test_what_is_for_the_log_alone_is_computed_in_steps_that_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    agreement = metrics.agreement
+    monkeypatch.setattr(metrics, "agreement", lambda rows: asked.append(1) or agreement(rows))
+    notes = _fit(distillation(), tmp_path, log_every_n_steps=3)
+    assert len(notes.series("train/position_1/accuracy")) == len(asked) == 2
+    assert len(notes.series("train/time/teacher")) == 2
+    assert len(notes.series("train/loss")) == 2
 
 
 def test_the_loss_is_the_weighted_sum_of_its_terms(tmp_path: Path) -> None:
@@ -430,13 +449,3 @@ def test_a_number_that_is_none_stops_the_training_at_its_step(tmp_path: Path, sp
     assert saved["global_step"] == 3
     assert all(tensor.isfinite().all() for tensor in saved["state_dict"].values())
     assert all(tensor.isfinite().all() for tensor in weights(module).values())
-
-
-def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
-    config = OptimizerConfig(warmup_steps=4, final_lr=0.1)
-    factors = [lr_factor(step, 20, config) for step in range(21)]
-    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert factors[12] == pytest.approx(0.55)
-    assert factors[20] == pytest.approx(0.1)
-    assert all(a >= b for a, b in itertools.pairwise(factors[4:]))
-    assert lr_factor(99, 20, config) == pytest.approx(0.1)

@@ -1,6 +1,6 @@
 """Which prediction rows count, and what they should have predicted.
 
-Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden.
+Shapes: B batch, T tokens, R prediction rows, H hidden.
 """
 
 from __future__ import annotations
@@ -89,16 +89,25 @@ class Labels(NamedTuple):
 
     Attributes:
         valid: ``[B, R]`` bool, rows that count.
-        features: ``[B, R, H]``, the target's at the row's label (anything where not valid).
+        label: ``[B, R]`` long, the position that the row predicts (anything where not valid).
         tokens: ``[B, R]`` long, the data's token after it (anything where not valid).
     """
 
     valid: Tensor
-    features: Tensor
+    label: Tensor
     tokens: Tensor
 
+    def features(self, features: Tensor) -> Tensor:
+        """``[B, R, H]``: the target's features at the rows' labels.
 
-def label_rows(batch: Batch, features: Tensor, prediction: Prediction) -> Labels:
+        Args:
+            features: ``[B', T, H]`` of the batch, which B holds once or several times over.
+        """
+        sequence = torch.arange(self.label.shape[0], device=self.label.device)
+        return features[(sequence % features.shape[0]).unsqueeze(1), self.label]
+
+
+def label_rows(batch: Batch, prediction: Prediction) -> Labels:
     """Find the labels of a prediction.
 
     A row counts when its newest input, its label and the token that the label's distribution is
@@ -108,13 +117,14 @@ def label_rows(batch: Batch, features: Tensor, prediction: Prediction) -> Labels
     inside = (prediction.label >= 0) & (prediction.label < last)
     inside &= (prediction.source >= 0) & (prediction.source < last)
     label, source = prediction.label.clamp(0, last - 1), prediction.source.clamp(0, last - 1)
-    document = batch.documents.gather(1, label)
-    valid = (
-        inside
-        & (document >= 0)
-        & (document == batch.documents.gather(1, source))
-        & (document == batch.documents.gather(1, label + 1))
-        & batch.loss_mask.gather(1, label + 1)
-    )
-    at_label = features.gather(1, label.unsqueeze(-1).expand(-1, -1, features.shape[-1]))
-    return Labels(valid, at_label, batch.tokens.gather(1, label + 1))
+    own = batch.documents.gather(1, label) == batch.documents.gather(1, source)
+    valid = inside & own & labelled_positions(batch).gather(1, label)
+    return Labels(valid, label, batch.tokens.gather(1, label + 1))
+
+
+def labelled_positions(batch: Batch) -> Tensor:
+    """``[B, T]`` bool: the token after the position is of its document and one to learn."""
+    here, following = batch.documents[:, :-1], batch.documents[:, 1:]
+    labelled = torch.zeros_like(batch.loss_mask)
+    labelled[:, :-1] = (here >= 0) & (here == following) & batch.loss_mask[:, 1:]
+    return labelled

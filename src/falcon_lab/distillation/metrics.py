@@ -24,7 +24,8 @@ class Tally:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._entries: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, float] = {}
 
     def add(self, name: str, values: Tensor) -> None:
         """Count ``values`` (any shape) in."""
@@ -32,23 +33,20 @@ class Tally:
 
     def add_sum(self, name: str, total: Tensor | float, count: float) -> None:
         """Count a sum of ``count`` values in."""
-        entry = torch.stack(
-            [
-                torch.as_tensor(total, dtype=torch.float64, device=self._device),
-                torch.tensor(count, dtype=torch.float64, device=self._device),
-            ]
-        )
-        self._entries[name] = self._entries[name] + entry if name in self._entries else entry
+        entry = torch.as_tensor(total, dtype=torch.float64, device=self._device)
+        known = name in self._sums
+        self._sums[name] = self._sums[name] + entry if known else entry
+        self._counts[name] = self._counts[name] + count if known else count
 
     def reduced(self) -> dict[str, tuple[float, float]]:
         """Sum and count of every name, over all processes."""
-        if not self._entries:
+        if not self._sums:
             return {}
-        entries = torch.stack(list(self._entries.values()))
+        counts = torch.tensor(list(self._counts.values()), dtype=torch.float64)
+        entries = torch.stack([torch.stack(list(self._sums.values())), counts.to(self._device)])
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(entries)
-        pairs = [(total, count) for total, count in entries.tolist()]
-        return dict(zip(self._entries, pairs, strict=True))
+        return dict(zip(self._sums, zip(*entries.tolist(), strict=True), strict=True))
 
 
 def means(reduced: dict[str, tuple[float, float]]) -> dict[str, float]:
@@ -73,11 +71,23 @@ class RowPlaces:
     block: int
 
 
-def places(prediction: Prediction, valid: Tensor, block: int) -> RowPlaces:
-    """The places of a prediction's valid rows (``valid`` is ``[B, R]``)."""
+def places(
+    prediction: Prediction, valid: Tensor, block: int, index: tuple[Tensor, Tensor] | None = None
+) -> RowPlaces:
+    """The places of a prediction's valid rows.
+
+    Args:
+        prediction: of the student.
+        valid: ``[B, R]`` bool.
+        block: k.
+        index: two ``[R']`` long, sequence and row of each valid row; None: in their order.
+    """
+    if index is None:
+        sequences, rows = valid.nonzero(as_tuple=True)
+        index = sequences, rows
     number, sequence = number_blocks(prediction.group)
     complete = complete_blocks(valid, number, sequence.shape[0], block)
-    return RowPlaces(prediction.slot[valid], number[valid], complete, block)
+    return RowPlaces(prediction.slot[index], number[index], complete, block)
 
 
 def agreement(rows: LabelledRows) -> Tensor:
@@ -107,3 +117,19 @@ def add_by_position(tally: Tally, key: str, values: Tensor, places: RowPlaces) -
     """Count ``values`` ``[R']`` in by place in the block, 1..k; ``key`` has a ``{}`` for it."""
     for slot in range(places.block):
         tally.add(key.format(slot + 1), values[places.slot == slot].float())
+
+
+def add_drafted(tally: Tally, agree: Tensor, accept: Tensor, places: RowPlaces) -> None:
+    """Count in how much of its drafts would be kept.
+
+    Args:
+        tally: of the validation.
+        agree: ``[R']`` bool, whether greedy decoding accepts the row's token.
+        accept: ``[R']``, how likely sampling accepts it.
+        places: where the rows stand.
+    """
+    tally.add("val/accept_rate", accept)
+    add_by_position(tally, "val/position_{}/accept_rate", accept, places)
+    add_by_position(tally, "val/position_{}/accuracy", agree, places)
+    tally.add("val/expected_accept_length", expected_length(agree, places))
+    tally.add("val/expected_accept_length_sampled", expected_length(accept, places))

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation import metrics
+from falcon_lab.distillation.comparison import StudentRows, Teacher, rows_at_once
 from falcon_lab.distillation.labelling import (
     Labels,
     drafter_inputs,
@@ -26,7 +27,10 @@ from falcon_lab.distillation.labelling import (
     repeated,
     with_own_features,
 )
+from falcon_lab.distillation.losses import RowLoss
+from falcon_lab.distillation.optimizing import make_optimizer
 from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
+from falcon_lab.distillation.timing import StepClock
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
     DrafterInputs,
@@ -38,7 +42,7 @@ from falcon_lab.protocols import (
     Reveal,
     TrainableDrafter,
 )
-from falcon_lab.schema import DistillationConfig, OptimizerConfig
+from falcon_lab.schema import DistillationConfig
 
 if TYPE_CHECKING:
     from falcon_lab.targets.target import Target
@@ -81,80 +85,141 @@ class Distillation(LightningModule):
         self.max_steps = max_steps
         self._validation: metrics.Tally | None = None
         self._step_started: float | None = None
+        self._clock = StepClock()
+        self._logged = False  # whether Lightning hands this step's values on
 
     # --- training ---------------------------------------------------------------------------
 
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """The batch is there: what was waited for it is known."""
+        every = getattr(self.trainer, "log_every_n_steps", 0)  # Lightning sets it undeclared
+        self._logged = bool(every) and (self.global_step + 1) % every == 0
+        self._clock.begin(self.device, wanted=self._logged)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One micro-batch; its loss is a mean over the rows of all processes."""
-        read = batch.tokens.numel()
-        batch, features = repeated(batch, self._teach(batch), self.config.repeats)
+        clock, read = self._clock, batch.tokens.numel()
+        teacher = self._teach(batch)
+        clock.lap("teacher")
+        batch, features = repeated(batch, teacher.features, self.config.repeats)
+        inputs = self._inputs(batch, features, self.config.noise)
         ratio = self.schedule.ratio(self.global_step / max(1, self.max_steps))
+        labels: Labels | None = None
         reveal: Reveal | None = None
-        seen = features
         if ratio > 0 or self.config.own_features > 0:
             with torch.no_grad():
-                first = self._study(batch, features)
-                seen = self._mix(batch, features, first)
-                reveal = self._glance(batch, features, first, ratio) if ratio > 0 else None
-        prediction = self._study(batch, seen, reveal)
-        labels = label_rows(batch, features, prediction)
-        valid = labels.valid
+                first = self._study(batch, inputs)
+                labels = label_rows(batch, first)
+                inputs = self._mix(batch, features, first, labels, inputs)
+                if ratio > 0:
+                    reveal = self._glance(batch, teacher, first, labels, ratio)
+            clock.lap("glance")
+        prediction = self._study(batch, inputs, reveal)
+        clock.lap("student")
+        # The rows of both passes are the same, and so are their labels.
+        labels = label_rows(batch, prediction) if labels is None else labels
         if reveal is not None and not self.schedule.keep_revealed_in_loss:
-            valid = valid & ~reveal.mask
-        rows = self._compare(prediction, labels, valid, self._generator(batch, "objective"))
-        loss, tally = self._evaluate(rows, "train")
-        where = metrics.places(prediction, valid, self.drafter.block)
-        metrics.add_by_position(tally, "train/position_{}/accuracy", metrics.agreement(rows), where)
-        shown = 0 if reveal is None else reveal.mask.sum()
-        tally.add_sum("train/revealed", shown, 1)
+            labels = labels._replace(valid=labels.valid & ~reveal.mask)
+        loss, tally = self._lose(batch, teacher, prediction, labels)
+        tally.add_sum("train/revealed", 0 if reveal is None else reveal.mask.sum(), 1)
         tally.add_sum("tokens", read, 1)
         reduced = tally.reduced()
         self._log_step(reduced, ratio)
         # DDP averages the gradients of its processes; this makes it the mean over all their rows.
-        return loss * (self.trainer.world_size / max(1.0, reduced["train/loss"][1]))
+        loss = loss * (self.trainer.world_size / max(1.0, reduced["train/loss"][1]))
+        clock.lap("loss")
+        return loss
 
-    def _mix(self, batch: Batch, features: Tensor, first: Prediction) -> Tensor:
-        """The student's input features: some of them its own, where the experiment asks for it."""
+    def _mix(
+        self,
+        batch: Batch,
+        features: Tensor,
+        first: Prediction,
+        labels: Labels,
+        inputs: DrafterInputs,
+    ) -> DrafterInputs:
+        """The second pass's inputs: some features its own, where the experiment asks for it."""
         share = self.config.own_features
         if not share:
-            return features
-        valid = label_rows(batch, features, first).valid
-        return with_own_features(features, first, valid, share, self._generator(batch, "own"))
+            return inputs
+        generator = self._generator(batch, "own")
+        mixed = with_own_features(features, first, labels.valid, share, generator)
+        return self._inputs(batch, mixed, self.config.noise)
 
     def _glance(
-        self, batch: Batch, features: Tensor, prediction: Prediction, ratio: float
+        self, batch: Batch, teacher: Teacher, first: Prediction, labels: Labels, ratio: float
     ) -> Reveal:
         """See where the student's first pass is wrong, and choose what to show it."""
-        labels = label_rows(batch, features, prediction)
-        rows = self._compare(prediction, labels, labels.valid, self._generator(batch, "glance"))
+        rows = StudentRows.of(first, labels, teacher.batch.tokens.shape)
+        parts = rows.parts(teacher.rows)
+        drafted = torch.cat([teacher.student_logits(part).argmax(-1) for part in parts])
+        right = teacher.choices()[rows.places]
         wrong = torch.zeros_like(labels.valid)
-        wrong[labels.valid] = ~metrics.agreement(rows)
+        wrong[rows.index] = drafted != right
         mask = self.schedule.reveal(
-            GlanceRows(wrong, labels.valid, prediction.slot, prediction.group, self.drafter.block),
+            GlanceRows(wrong, labels.valid, first.slot, first.group, self.drafter.block),
             ratio,
             self._generator(batch, "reveal"),
         )
         tokens = labels.tokens
         if self.schedule.token_source == "target":
             tokens = torch.zeros_like(labels.tokens)
-            tokens[labels.valid] = rows.teacher_logits.argmax(-1)
-        return Reveal(mask & labels.valid, tokens, labels.features)
+            tokens[rows.index] = right
+        return Reveal(mask & labels.valid, tokens, labels.features(teacher.features))
+
+    def _lose(
+        self, batch: Batch, teacher: Teacher, prediction: Prediction, labels: Labels
+    ) -> tuple[Tensor, metrics.Tally]:
+        """The summed loss over the rows that count, and a tally of it and its terms."""
+        tally = metrics.Tally(self.device)
+        rows = StudentRows.of(prediction, labels, teacher.batch.tokens.shape)
+        agree: list[Tensor] = []
+
+        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
+            self._count(tally, "train", terms)
+            if self._logged:
+                agree.append(metrics.agreement(part))
+
+        generator = self._generator(batch, "objective")
+        loss = RowLoss(self.objective, teacher, generator, look)(rows)
+        tally.add_sum("train/loss", loss.detach(), len(rows))
+        if agree:
+            where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
+            metrics.add_by_position(tally, "train/position_{}/accuracy", torch.cat(agree), where)
+        return loss, tally
 
     def _log_step(self, reduced: dict[str, tuple[float, float]], ratio: float) -> None:
         tokens, _ = reduced.pop("tokens")
         values = metrics.means(reduced)
-        self._refuse_bad("loss", values.get("train/loss", 0.0))
-        values["train/revealed"] = reduced["train/revealed"][0]  # all processes together
-        values["train/glance_ratio"] = ratio
-        optimizers = self.trainer.optimizers
-        values["train/lr"] = optimizers[0].param_groups[0]["lr"]
+        loss = values.pop("train/loss", 0.0)
+        self._refuse_bad("loss", loss)
+        self.log("train/loss", loss, prog_bar=True, rank_zero_only=True, batch_size=1)
         now, before = perf_counter(), self._step_started
         self._step_started = now
+        if not self._logged:
+            return
+        values["train/revealed"] = reduced["train/revealed"][0]  # all processes together
+        values["train/glance_ratio"] = ratio
+        values["train/lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         if before is not None:
             values["train/tokens_per_second"] = tokens / (now - before)
-        loss = values.pop("train/loss", 0.0)
-        self.log("train/loss", loss, prog_bar=True, rank_zero_only=True, batch_size=1)
         self.log_dict(values, rank_zero_only=True, batch_size=1)
+
+    def on_after_backward(self) -> None:
+        """The gradient is there."""
+        self._clock.lap("backward")
+
+    def optimizer_step(self, *arguments: Any, **settings: Any) -> None:
+        """Lightning's: the closure with everything above, then the optimiser's own work."""
+        super().optimizer_step(*arguments, **settings)
+        self._clock.lap("optimizer")
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Log where the time went; what comes next is waiting for data."""
+        if self._logged:
+            values = {f"train/time/{part}": s for part, s in self._clock.seconds.items()}
+            self.log_dict(values, rank_zero_only=True, batch_size=1)
+        self._clock.mark()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the gradient's norm; refuse one that would spoil the weights."""
@@ -181,20 +246,24 @@ class Distillation(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count what the drafter would have drafted right, without noise or glancing."""
         assert self._validation is not None
-        features = self._teach(batch)
-        generators = (self._generator(batch, "noise"), generator_for("validation", batch_idx))
-        prediction = self.drafter(drafter_inputs(batch, features, 0.0, generators))
-        labels = label_rows(batch, features, prediction)
-        rows = self._compare(prediction, labels, labels.valid, self._generator(batch, "labels"))
-        where = metrics.places(prediction, labels.valid, self.drafter.block)
-        _, tally = self._evaluate(rows, "val", self._validation)
-        agree, accept = metrics.agreement(rows), metrics.overlap(rows)
-        tally.add("val/accept_rate", accept)
-        metrics.add_by_position(tally, "val/position_{}/accept_rate", accept, where)
-        metrics.add_by_position(tally, "val/position_{}/accuracy", agree, where)
-        greedy, sampled = (metrics.expected_length(x, where) for x in (agree, accept))
-        tally.add("val/expected_accept_length", greedy)
-        tally.add("val/expected_accept_length_sampled", sampled)
+        tally = self._validation
+        teacher = self._teach(batch)
+        inputs = self._inputs(batch, teacher.features, 0.0)
+        seeded = replace(inputs, generator=generator_for("validation", batch_idx))
+        prediction = self.drafter(seeded)
+        labels = label_rows(batch, prediction)
+        rows = StudentRows.of(prediction, labels, batch.tokens.shape)
+        agree, accept = [], []
+
+        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
+            self._count(tally, "val", terms)
+            agree.append(metrics.agreement(part))
+            accept.append(metrics.overlap(part))
+
+        loss = RowLoss(self.objective, teacher, self._generator(batch, "labels"), look)(rows)
+        tally.add_sum("val/loss", loss, len(rows))
+        where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
+        metrics.add_drafted(tally, torch.cat(agree), torch.cat(accept), where)
 
     def on_validation_epoch_end(self) -> None:
         """Log means over all batches of all processes."""
@@ -202,52 +271,35 @@ class Distillation(LightningModule):
         values = metrics.means(self._validation.reduced())
         self.log_dict(values, rank_zero_only=True, batch_size=1)
         self._step_started = None  # validation is not training time
+        self._clock.mark()
 
     # --- what both share --------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _teach(self, batch: Batch) -> Tensor:
-        """Features ``[B, T, H]``, in the target's own precision or from the store."""
-        if batch.features is not None:
-            return batch.features
-        with torch.autocast(self.device.type, enabled=False):
-            return self.target.teacher(batch.tokens, batch.documents, batch.positions)
+    def _teach(self, batch: Batch) -> Teacher:
+        """The teacher pass, in the target's own precision; or features from the store."""
+        features = batch.features
+        if features is None:
+            with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+                features = self.target.teacher(batch.tokens, batch.documents, batch.positions)
+            features = features.clone()  # autograd saves no tensor of inference mode
+        rows = rows_at_once(self.target.vocab_size, self.config.logits_mib)
+        return Teacher(self.target, batch, features, rows)
 
-    def _study(self, batch: Batch, features: Tensor, reveal: Reveal | None = None) -> Prediction:
-        """A student pass; the same noise, block phases and dropout mask for one batch."""
+    def _inputs(self, batch: Batch, features: Tensor, noise: float) -> DrafterInputs:
         generators = (self._generator(batch, "noise"), self._generator(batch, "drafter"))
-        inputs: DrafterInputs = drafter_inputs(batch, features, self.config.noise, generators)
+        return drafter_inputs(batch, features, noise, generators)
+
+    def _study(
+        self, batch: Batch, inputs: DrafterInputs, reveal: Reveal | None = None
+    ) -> Prediction:
+        """A student pass; the same noise, block phases and dropout mask for one batch."""
+        inputs = replace(inputs, generator=self._generator(batch, "drafter"))
         with seeded_dropout(derive_seed(*self._parts(batch, "dropout")), self.device):
             return self.drafter(inputs, reveal)
 
-    def _compare(
-        self, prediction: Prediction, labels: Labels, valid: Tensor, generator: torch.Generator
-    ) -> LabelledRows:
-        """Student and teacher on the rows of ``valid`` ``[B, R]``."""
-        student = None if prediction.features is None else prediction.features[valid]
-        teacher = labels.features[valid]
-        if prediction.logits is not None:
-            logits = prediction.logits[valid]
-        else:
-            assert student is not None, "a drafter predicts features or logits"
-            logits = self.target.head(student.to(self.target.dtype))
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            truth = self.target.head(teacher.to(self.target.dtype))
-        return LabelledRows(student, logits, teacher, truth, labels.tokens[valid], generator)
-
-    def _evaluate(
-        self, rows: LabelledRows, stage: str, tally: metrics.Tally | None = None
-    ) -> tuple[Tensor, metrics.Tally]:
-        """The summed loss, and a tally of it and its terms."""
-        tally = metrics.Tally(self.device) if tally is None else tally
-        terms = self.objective(rows)
-        count = rows.teacher_logits.shape[0]
-        loss = torch.zeros((), device=self.device)
-        for name, weight in self.objective.weights.items():
-            loss = loss + weight * terms[name].sum()
+    def _count(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
+        for name in self.objective.weights:
             tally.add(f"{stage}/loss/{name}", terms[name])
-        tally.add_sum(f"{stage}/loss", loss.detach(), count)
-        return loss, tally
 
     def _parts(self, batch: Batch, purpose: str) -> tuple[int | str, ...]:
         return self.seed, int(batch.index), self.global_rank, purpose
@@ -285,24 +337,5 @@ class Distillation(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW, warm-up, cosine."""
-        config = self.config.optimizer
-        optimizer = torch.optim.AdamW(
-            [p for p in self.drafter.parameters() if p.requires_grad],
-            lr=config.lr,
-            betas=cast(tuple[float, float], tuple(config.betas)),
-            weight_decay=config.weight_decay,
-        )
-        schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.max_steps, config))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
-
-
-def lr_factor(step: int, max_steps: int, config: OptimizerConfig) -> float:
-    """Share of the learning rate at ``step``: linear warm-up, then cosine to ``final_lr``."""
-    if step < config.warmup_steps:
-        return (step + 1) / (config.warmup_steps + 1)
-    decay = max(1, max_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / decay)
-    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+        weights = [p for p in self.drafter.parameters() if p.requires_grad]
+        return make_optimizer(weights, self.config.optimizer, self.max_steps)
