@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from falcon_lab.drafters.falcon_decoding import Decoding
 from falcon_lab.drafters.fusing import Fuse
+from falcon_lab.drafters.lanes import Lanes
 from falcon_lab.drafters.relaxed_mask import (
     Anchors,
     Blocks,
@@ -173,7 +174,11 @@ class FalconDrafter(nn.Module):
         rows = self.join(tokens, features)
         if self.config.fuse != "lstm":
             return self.fuse(rows)[0]
-        return runs.pack(self.fuse(runs.unpack(rows))[0])
+        if rows.device.type != "cpu":
+            # cuDNN wants its weights in one piece, and its sequences side by side cost little.
+            return runs.pack(self.fuse(runs.unpack(rows))[0])
+        lanes = Lanes.of(runs)
+        return lanes.gather(self.fuse.anew(*lanes.spread(rows)))
 
     def _fuse_revealed(self, reveal: Reveal) -> Tensor:
         # The LSTM state at an anchor is not to be had from one pass over the document, so the

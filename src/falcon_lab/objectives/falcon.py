@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.objectives.soft_and_hard import NO_LABEL, soft_and_hard
 from falcon_lab.protocols import BuildContext, LabelledRows
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ class FalconObjective:
         self.config = config
         terms = {"feature": config.feature, "soft": config.soft, "hard": config.hard}
         self.weights: Mapping[str, float] = {name: w for name, w in terms.items() if w}
-        self._terms = {"feature": self._feature, "soft": self._soft, "hard": self._hard}
 
     def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
         """Each term per row, ``[R']`` float32."""
-        return {name: self._terms[name](rows) for name in self.weights}
+        terms = self._from_logits(rows) if self.weights.keys() & {"soft", "hard"} else {}
+        if "feature" in self.weights:
+            terms["feature"] = self._feature(rows)
+        return {name: terms[name] for name in self.weights}
 
     def _feature(self, rows: LabelledRows) -> Tensor:
         """SmoothL1 between the features, mean over H."""
@@ -51,23 +54,32 @@ class FalconObjective:
             rows.student_features.float(), rows.teacher_features.float(), reduction="none"
         ).mean(-1)
 
-    def _soft(self, rows: LabelledRows) -> Tensor:
-        """KL(p || q), or upstream's tempered mixture, which is not a divergence."""
-        teacher, student = rows.teacher_logits.float(), rows.student_logits.float()
-        p = teacher.softmax(-1)
-        if self.config.soft_form == "kl":
-            log_p, log_q = teacher.log_softmax(-1), student.log_softmax(-1)
+    def _from_logits(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """``soft``: KL(p || q), or upstream's tempered mixture. ``hard``: cross-entropy with one
+        token a row; 0 where there is no token."""
+        student, teacher = rows.student_logits.float(), rows.teacher_logits.float()
+        terms = {}
+        if self.config.hard:
+            labels = self._labels(rows)
         else:
-            temperature = self.config.temperature
-            log_p = (teacher / temperature).log_softmax(-1)
-            log_q = ((student / temperature).softmax(-1) + FLOOR).log()
-        return (p * (log_p - log_q)).sum(-1)
+            labels = rows.tokens.new_full(rows.tokens.shape, NO_LABEL)
+        if self.config.soft and self.config.soft_form == "kl":
+            terms["soft"], terms["hard"] = soft_and_hard(student, teacher, labels)
+            return terms
+        if self.config.soft:
+            terms["soft"] = self._tempered(student, teacher)
+        if self.config.hard:
+            terms["hard"] = functional.cross_entropy(
+                student, labels, reduction="none", ignore_index=NO_LABEL
+            )
+        return terms
 
-    def _hard(self, rows: LabelledRows) -> Tensor:
-        """Cross-entropy with one token a row; 0 where there is no token."""
-        return functional.cross_entropy(
-            rows.student_logits.float(), self._labels(rows), reduction="none", ignore_index=-100
-        )
+    def _tempered(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Upstream's soft term, which is not a divergence."""
+        temperature = self.config.temperature
+        log_p = (teacher / temperature).log_softmax(-1)
+        log_q = ((student / temperature).softmax(-1) + FLOOR).log()
+        return (teacher.softmax(-1) * (log_p - log_q)).sum(-1)
 
     def _labels(self, rows: LabelledRows) -> Tensor:
         if self.config.hard_label == "data":

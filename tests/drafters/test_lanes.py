@@ -1,0 +1,100 @@
+"""Lanes against one padded sequence a document."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from falcon_lab.drafters.fusing import Fuse
+from falcon_lab.drafters.lanes import Lanes, lay
+from falcon_lab.drafters.relaxed_mask import find_runs
+
+HIDDEN = 5
+
+
+def _documents(seed: int, sequences: int, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.rand(sequences, length, generator=generator) < 0.3
+    return starts.long().cumsum(1)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=20))
+def test_documents_overlap_nowhere_and_keep_a_row_between_them(sizes: list[int]) -> None:
+    length = max(sizes)
+    starts, count = lay(sizes, length)
+    taken: dict[int, int] = {}
+    for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        assert start // length == (start + size - 1) // length, "in one lane"
+        for place in range(start, start + size):
+            assert place not in taken
+            taken[place] = number
+    for place, number in taken.items():
+        before = taken.get(place - 1)
+        assert place % length == 0 or before is None or before == number
+    assert {start // length for start in starts} == set(range(count))
+
+
+def test_short_documents_fill_lanes_of_the_longest() -> None:
+    assert lay([9, 4, 4, 3, 5], 9)[1] == 3
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 99), sequences=st.integers(1, 3), length=st.integers(1, 14))
+def test_rows_come_back_where_they_were(seed: int, sequences: int, length: int) -> None:
+    lanes = Lanes.of(find_runs(_documents(seed, sequences, length)))
+    rows = torch.randn(sequences, length, 3)
+    spread, free = lanes.spread(rows)
+    assert torch.equal(lanes.gather(spread), rows)
+    assert int((~free).sum()) == sequences * length
+    assert not spread[free].any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 99), layers=st.integers(1, 3))
+def test_a_lane_s_documents_are_fused_as_if_each_stood_alone(seed: int, layers: int) -> None:
+    torch.manual_seed(seed)
+    fuse = Fuse("lstm", HIDDEN, layers=layers, dropout=0.0)
+    runs = find_runs(_documents(seed, 3, 14))
+    lanes = Lanes.of(runs)
+    results = []
+    for way in ("padded", "lanes"):
+        rows = 3 * torch.randn(3, 14, 2 * HIDDEN, generator=torch.Generator().manual_seed(seed))
+        rows.requires_grad_()
+        fuse.zero_grad()
+        if way == "padded":
+            fused = runs.pack(fuse(runs.unpack(rows))[0])
+        else:
+            fused = lanes.gather(fuse.anew(*lanes.spread(rows)))
+        (fused * torch.linspace(1, 2, HIDDEN)).sum().backward()  # type: ignore[no-untyped-call]
+        results.append([fused, rows.grad, *(p.grad for p in fuse.parameters())])
+    for padded, laned in zip(*results, strict=True):
+        assert padded is not None
+        assert laned is not None
+        assert torch.allclose(padded, laned, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_not_a_trace_of_a_document_reaches_the_next(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    fuse = Fuse("lstm", HIDDEN, layers=2, dropout=0.0).to(dtype)
+    rows = torch.randn(1, 7, 2 * HIDDEN, dtype=dtype)
+    rows[:, 3] = 0
+    free = torch.zeros(1, 7, dtype=torch.bool)
+    free[:, 3] = True
+    other = rows.clone()
+    other[:, :3] *= -50
+    kept, changed = fuse.anew(rows, free), fuse.anew(other, free)
+    assert torch.equal(kept[:, 4:], changed[:, 4:])
+    assert not torch.equal(kept[:, :3], changed[:, :3])
+
+
+def test_dropout_lies_between_the_layers_and_in_training_alone() -> None:
+    torch.manual_seed(0)
+    fuse = Fuse("lstm", HIDDEN, layers=2, dropout=0.5)
+    rows, free = torch.randn(2, 6, 2 * HIDDEN), torch.zeros(2, 6, dtype=torch.bool)
+    assert not torch.equal(fuse.anew(rows, free), fuse.anew(rows, free))
+    fuse.eval()
+    assert torch.equal(fuse.anew(rows, free), fuse.anew(rows, free))
