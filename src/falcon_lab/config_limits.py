@@ -83,7 +83,7 @@ RANGES = {
 
 WORDS = {
     "target.dtype": ("auto", "float32", "bfloat16", "float16", "float64"),
-    "target.attention": ("sdpa", "eager", "flex_attention"),
+    "target.attention": ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_flash"),
     "wandb.mode": ("offline", "online", "disabled"),
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import os
 import platform
 import sys
@@ -55,6 +54,7 @@ def examine() -> Iterator[Finding]:
     yield from versions
     if not any(finding.advice for finding in versions if finding.name == "torch"):
         yield from devices()
+        yield attention()
     yield from optional_packages()
     yield from plug_ins()
     yield cache()
@@ -96,14 +96,22 @@ def optional_packages() -> Iterator[Finding]:
 
 
 def flash_attn() -> Finding:
-    """FlashAttention 2, known by its function: other distributions own the import name too."""
-    try:
-        importlib.import_module("flash_attn").flash_attn_with_kvcache  # noqa: B018
-    except ImportError:
-        return Finding("flash-attn", "not installed (extra 'flash')")
-    except AttributeError:
-        return Finding("flash-attn", "another package of that name; it is not used")
-    return Finding("flash-attn", "usable")
+    """FlashAttention 2 as its own package."""
+    from falcon_lab.targets.attention.flash_attn import absence
+
+    return Finding("flash-attn", absence() or "usable")
+
+
+def attention() -> Finding:
+    """The values of ``target.attention`` that this machine can run."""
+    import torch
+
+    from falcon_lab.targets.attention.choosing import usable_kernels
+    from falcon_lab.targets.masks import ATTENTION
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    merging = [kernel.name for kernel in usable_kernels(device, torch.bfloat16, head_size=64)]
+    return Finding("attention", f"{', '.join((*ATTENTION, *merging))} (bfloat16, {device.type})")
 
 
 def plug_ins() -> Iterator[Finding]:

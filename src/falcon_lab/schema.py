@@ -73,7 +73,9 @@ class TargetConfig:
     dtype: str = "auto"
     """``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16`` or ``float64``."""
     attention: str = "sdpa"
-    """``sdpa``, ``eager`` or ``flex_attention``."""
+    """``sdpa``, ``eager`` or ``flex_attention``; ``flash_attn`` (the extra ``flash``) or
+    ``torch_flash``, which read the context without a mask and merge a tree into it; or ``auto``,
+    which measures those and sdpa when the target is loaded, and says what it took."""
     lean: bool = False
     """Decode through our own short forward pass instead of Hugging Face's modules, where the model
     is Llama-like (the drafter does always)."""

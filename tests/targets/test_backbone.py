@@ -12,7 +12,7 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.backbone import Backbone, layer_kinds
-from falcon_lab.targets.masks import causal_mask, tree_mask
+from falcon_lab.targets.masks import causal_mask
 from falcon_lab.trees.token_tree import ancestor_matrix
 from tiny_models import FAMILIES, WINDOW, tiny_config, tiny_model
 
@@ -95,7 +95,7 @@ def test_short_with_a_cache_and_a_tree_equals_its_paths_alone(family: str, atten
             hidden = backbone(embeddings=part, positions=positions, mask=mask, cache=kv)
         torch.testing.assert_close(hidden, causal(backbone, prefix)[:, 4:], atol=ATOL, rtol=0)
         tree = backbone(
-            embeddings=nodes, positions=(7 + depth)[None], mask=tree_mask(ancestors, 7), cache=kv
+            embeddings=nodes, positions=(7 + depth)[None], mask=ancestors[None], cache=kv
         )
         for node in range(5):
             path = ancestors[node].nonzero()[:, 0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.lean import FAMILIES as LEAN
 from falcon_lab.targets.lean import supports
-from falcon_lab.targets.masks import causal_mask, tree_mask
+from falcon_lab.targets.masks import causal_mask
 from falcon_lab.trees.token_tree import ancestor_matrix
 from tiny_models import FAMILIES, tiny_config, tiny_model
 
@@ -57,7 +57,7 @@ def _decode(backbone: Backbone, batch: int = 1) -> Tensor:
         tree = backbone(
             tokens=tokens[:, 12:17],
             positions=(12 + depth)[None],
-            mask=tree_mask(ancestor_matrix(parents), 12),
+            mask=ancestor_matrix(parents)[None],
             cache=cache,
         )
         cache.commit(12, torch.tensor([0, 2, 3]))
@@ -140,12 +140,13 @@ def test_a_deep_copy_goes_its_own_way() -> None:
 def test_gradients_and_passes_without_a_cache_go_through_the_modules() -> None:
     base = _base()
     lean = Backbone(base, lean=True)
+    cache = lean.new_cache(8)  # which looks at one row first
     lean.lean = None if lean.lean is None else _refuse  # type: ignore[assignment]
     tokens, positions = torch.arange(1, 7)[None], torch.arange(6)[None]
     mask = causal_mask(6, 0, tokens.device)
     with torch.no_grad():
         lean(tokens=tokens, positions=positions, mask=mask)
-    out = lean(tokens=tokens, positions=positions, mask=mask, cache=lean.new_cache(8))
+    out = lean(tokens=tokens, positions=positions, mask=mask, cache=cache)
     assert out.requires_grad
 
 

@@ -8,21 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.targets.masks import causal_mask, for_attention, packed_mask, tree_mask, windowed
-from falcon_lab.trees.token_tree import ancestor_matrix
+from falcon_lab.targets.masks import causal_mask, for_attention, packed_mask, windowed
 
 CPU = torch.device("cpu")
 
 
 def test_a_causal_row_sees_the_cached_rows_and_itself() -> None:
     assert causal_mask(2, 3, CPU).int().tolist() == [[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]
-
-
-def test_a_tree_node_sees_the_prefix_and_its_path() -> None:
-    ancestors = ancestor_matrix(torch.tensor([-1, 0, 0, 1]))
-    assert tree_mask(ancestors, 2).int().tolist() == [
-        [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 0, 1]]
-    ]
 
 
 @given(st.lists(st.integers(-1, 2), min_size=1, max_size=9))

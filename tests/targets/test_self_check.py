@@ -52,12 +52,12 @@ def test_a_model_that_sees_both_ways_is_found() -> None:
 
 def test_a_tree_mask_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target("llama")
+    read = target.backbone.forward
 
-    def blind(ancestors: torch.Tensor, start: int) -> torch.Tensor:
-        nodes = ancestors.shape[0]
-        return torch.ones(1, nodes, start + nodes, dtype=torch.bool).tril(start)
+    def blind(*, mask: torch.Tensor | None, **arguments: Any) -> torch.Tensor:
+        return read(mask=None if mask is None else torch.ones_like(mask).tril(), **arguments)
 
-    monkeypatch.setattr("falcon_lab.targets.target.tree_mask", blind)
+    monkeypatch.setattr(target.backbone, "forward", blind)
     with pytest.raises(FalconLabError, match="a verified tree of drafts gives other logits"):
         check_target(target)
 

@@ -10,12 +10,16 @@ Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.targets.attention.masked import widened
+from falcon_lab.targets.attention.merged import Merged
+from falcon_lab.targets.attention.registration import PREFIX, backend_of
 from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.kv_layout import KVLayout
@@ -63,6 +67,8 @@ class Backbone(nn.Module):
 
         shortened = short_config(config, layers)
         attention = getattr(config, "_attn_implementation", None) or "sdpa"
+        if attention.startswith(PREFIX):  # its masks leave nothing to merge
+            attention = "sdpa"
         base = AutoModel.from_config(shortened, attn_implementation=attention, dtype=torch.float32)
         base.set_input_embeddings(None)
         made = cls(base, lean=True)
@@ -110,16 +116,20 @@ class Backbone(nn.Module):
         tokens: Tensor | None = None,
         embeddings: Tensor | None = None,
         cache: KVCache | None = None,
+        causal: bool = False,
     ) -> Tensor:
         """Hidden states after the final norm, as the LM head reads them.
 
         Args:
             positions: ``[B or 1, T]`` long.
-            mask: ``[B or 1, T, S]`` bool; the window of sliding layers is written in here. None:
-                every new row sees every key (what a single new row does).
+            mask: ``[B or 1, T, W]`` bool, who sees whom among the last W keys (of the new rows
+                at least); every new row sees the S - W before them. The window of sliding layers
+                is written in here. None: every new row sees every key, as a single one does.
             tokens: ``[B, T]`` long, or
             embeddings: ``[B, T, H]``.
             cache: earlier rows, to which the new ones are appended.
+            causal: ``mask`` is ``[1, T, T]`` and a text's own, which some kernels know by
+                themselves.
 
         Returns:
             ``[B, T, H]``.
@@ -128,12 +138,16 @@ class Backbone(nn.Module):
         new = positions.shape[1]
         seen = new if cache is None else cache.length + new
         lean = None if cache is None or torch.is_grad_enabled() else self.lean
+        causal = causal and self.window is None
+        backend = self._backend(mask, new, seen, causal)
         masks = None  # the short way needs none where every row sees every key
         if lean is None or mask is not None or self.window is not None:
-            masks = self._masks(mask, positions, cache, new, seen, dtype)
+            narrow = backend is not None
+            masks = self._masks(mask, positions, cache, new, seen, dtype, narrow=narrow)
         if lean is not None and cache is not None:
             rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
-            return lean(rows, positions, masks, cache)
+            attend = partial(backend, causal=causal) if backend is not None else None
+            return lean(rows, positions, masks, cache, attend)
         output = self.base(
             input_ids=tokens,
             inputs_embeds=embeddings,
@@ -141,9 +155,18 @@ class Backbone(nn.Module):
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,
+            **({"causal": True} if causal and backend is not None else {}),
         )
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
+        """What takes a mask of the last keys in this pass; None: whole masks are needed."""
+        backend = backend_of(self.implementation)
+        width = 0 if mask is None else mask.shape[-1]
+        if backend is None or not (causal or backend.merges(new, seen - width)):
+            return None
+        return backend
 
     def _mask_dtype(self, embeddings: Tensor | None) -> torch.dtype:
         """What eager attention adds; asking the model means walking its weights."""
@@ -160,19 +183,24 @@ class Backbone(nn.Module):
         new: int,
         seen: int,
         dtype: torch.dtype,
+        *,
+        narrow: bool,
     ) -> Any:
-        """The mask in the kernel's form; one for each kind of layer where there are several."""
+        """The mask in the kernel's form; one for each kind of layer where there are several.
+
+        ``narrow``: full attention takes a mask of the last keys as it is.
+        """
         if self.window is None and mask is None:
-            return self._see_all(new, seen, dtype, positions.device)
+            return self._see_all(new, 0 if narrow else seen, dtype, positions.device)
         if mask is None:
-            mask = torch.ones(1, new, seen, dtype=torch.bool, device=positions.device)
+            mask = torch.ones(1, new, 0, dtype=torch.bool, device=positions.device)
         forms = {}
         for kind in self.kinds:
-            of_kind = mask
+            of_kind = mask if narrow and kind == FULL else widened(mask, seen)
             if kind == SLIDING:
                 assert self.window is not None
                 keys = positions if cache is None else cache.record_positions(positions)
-                of_kind = windowed(mask, positions, keys, self.window)
+                of_kind = windowed(of_kind, positions, keys, self.window)
             forms[kind] = for_attention(of_kind, self.implementation, dtype)
         return forms if len(forms) > 1 else forms[self.kinds[0]]
 

@@ -75,10 +75,11 @@ def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
 
     recipe = recipe_of(config)
     if recipe is None:
-        return load_target(config)
+        return load_target(config, announce)
     folder = target_folder(config.name, recipe)
     ensure_pretrained(config.name, recipe, folder, announce)
-    target = load_target(dataclasses.replace(config, name=str(folder), pretraining=None))
+    loaded = dataclasses.replace(config, name=str(folder), pretraining=None)
+    target = load_target(loaded, announce)
     target.name = config.name
     return target
 

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from falcon_lab.targets.attention.backend import Backend
+from falcon_lab.targets.attention.registration import PREFIX
 from falcon_lab.targets.kv_cache import KVCache
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -106,7 +108,14 @@ class LeanLayers:
         """The short pass of a base model, or None where its modules do more than we know of."""
         return cls(base) if supports(base) else None
 
-    def __call__(self, rows: Tensor, positions: Tensor, mask: Masks, cache: KVCache) -> Tensor:
+    def __call__(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        mask: Masks,
+        cache: KVCache,
+        backend: Backend | None = None,
+    ) -> Tensor:
         """Append rows to the cache.
 
         Args:
@@ -115,16 +124,18 @@ class LeanLayers:
             mask: ``[B or 1, 1, T, S]`` bool (one for each kind of layer, where there are
                 several); None: every new row sees every key.
             cache: earlier rows.
+            backend: attends; its masks may be about the last keys alone. None: PyTorch's sdpa.
 
         Returns:
             ``[B, T, H]`` after the final norm.
         """
         turn = self._turn(positions, rows.dtype)
         groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
-        masks = _for_groups(mask, groups)
+        masks = _for_groups(mask, groups) if backend is None else mask
         for layer in self.layers:
             of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
-            rows = self._attend(layer, layer.before_attention(rows), turn, of_kind, cache) + rows
+            normed = layer.before_attention(rows)
+            rows = self._attend(layer, normed, turn, of_kind, cache, backend) + rows
             between = layer.before_mlp(rows)
             inner = layer.activation(layer.gate(between)) * layer.up(between)
             rows = layer.down(inner) + rows
@@ -145,6 +156,7 @@ class LeanLayers:
         turn: tuple[Tensor, Tensor],
         mask: Tensor | None,
         cache: KVCache,
+        backend: Backend | None,
     ) -> Tensor:
         batch, new = rows.shape[:2]
         query, key = self._heads(layer.query(rows)), self._heads(layer.key(rows))
@@ -152,11 +164,14 @@ class LeanLayers:
             query, key = layer.query_norm(query), layer.key_norm(key)
         query, key = _rotate(query, turn), _rotate(key, turn)
         keys, values = cache.update(key, self._heads(layer.value(rows)), layer.number)
-        # The queries of a group stand one below the other, and no key is copied.
-        grouped = query.reshape(batch, keys.shape[1], -1, self.head_size)
-        seen = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask, scale=layer.scale
-        )
+        if backend is not None:
+            seen = backend(query, keys, values, mask, scale=layer.scale)
+        else:
+            # The queries of a group stand one below the other, and no key is copied.
+            grouped = query.reshape(batch, keys.shape[1], -1, self.head_size)
+            seen = F.scaled_dot_product_attention(
+                grouped, keys, values, attn_mask=mask, scale=layer.scale
+            )
         seen = seen.reshape(batch, -1, new, self.head_size).transpose(1, 2)
         return layer.output(seen.reshape(batch, new, -1))
 
@@ -171,7 +186,7 @@ def supports(base: Any) -> bool:
     Replaced modules (quantised, adapted) and hooks (offloading) are not.
     """
     config = base.config
-    if config.model_type not in FAMILIES or config._attn_implementation != "sdpa":
+    if config.model_type not in FAMILIES or not _takes_masks(config._attn_implementation):
         return False
     rotary = base.rotary_emb
     if rotary.rope_type not in STATIC_ROPE:
@@ -181,6 +196,10 @@ def supports(base: Any) -> bool:
         return False  # rotates a part of each head
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in base.modules())
     return not hooked and all(_is_plain(layer) for layer in base.layers)
+
+
+def _takes_masks(implementation: str) -> bool:
+    return implementation == "sdpa" or implementation.startswith(PREFIX)
 
 
 def _is_plain(layer: Any) -> bool:

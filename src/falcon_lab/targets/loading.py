@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import TargetConfig
+from falcon_lab.targets.attention.choosing import MERGING, loading_attention, use_backend
 from falcon_lab.targets.masks import ATTENTION
 
 if TYPE_CHECKING:
@@ -15,16 +18,19 @@ if TYPE_CHECKING:
 
     from falcon_lab.targets.target import Target
 
+log = logging.getLogger(__name__)
+
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How Hugging Face's classes with an LM head are called."""
 
 
-def load_target(config: TargetConfig) -> Target:
+def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info) -> Target:
     """The frozen target, on its device, proven to be one (``self_check.py``).
 
-    Code from a model's repository is never run, and pickled weights are not read.
+    Code from a model's repository is never run, and pickled weights are not read. ``announce``
+    takes a line on the attention that was chosen, where the configuration leaves that open.
 
     Raises:
         FalconLabError: with the reason and the file or key at fault.
@@ -34,17 +40,20 @@ def load_target(config: TargetConfig) -> Target:
 
     if config.dtype not in DTYPES:
         _refuse_choice("target.dtype", config.dtype, DTYPES)
-    if config.attention not in ATTENTION:
-        _refuse_choice("target.attention", config.attention, ATTENTION)
+    if config.attention not in (*ATTENTION, *MERGING):
+        _refuse_choice("target.attention", config.attention, (*ATTENTION, *MERGING))
     device = resolve_device(config.device)
     settings = _read_settings(config)
     refuse_unfit(config, settings)
     tokenizer = _read_tokenizer(config)
-    model = _read_model(config)
+    attention, reason = _loading_attention(config, settings)
+    model = _read_model(config, attention)
     revision = getattr(settings, "_commit_hash", None) or config.revision
     target = Target(model, tokenizer, name=config.name, revision=revision, lean=config.lean).to(
         device
     )
+    if config.attention in MERGING:
+        use_backend(target, config.attention, announce, reason=reason)
     check_vocabulary(target)
     check_target(target)
     return target
@@ -99,6 +108,15 @@ def refuse_unfit(config: TargetConfig, settings: Any) -> None:
             f"target {config.name} caps its attention scores, which sdpa does not do; set "
             "target.attention=eager"
         )
+
+
+def _loading_attention(config: TargetConfig, settings: Any) -> tuple[str, str | None]:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    architecture = getattr(transformers, str(CLASSES.get(settings.model_type)), None)
+    text = settings.get_text_config(decoder=True)
+    return loading_attention(config.attention, text, architecture)
 
 
 def _refuse_state(name: str, kind: str, class_name: Any) -> None:
@@ -196,7 +214,7 @@ def _no_tokenizer(config: TargetConfig, reason: str) -> FalconLabError:
     )
 
 
-def _read_model(config: TargetConfig) -> Any:
+def _read_model(config: TargetConfig, attention: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -206,7 +224,7 @@ def _read_model(config: TargetConfig) -> Any:
         model, report = AutoModelForCausalLM.from_pretrained(
             config.name,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            attn_implementation=config.attention,
+            attn_implementation=attention,
             use_safetensors=True,
             output_loading_info=True,
             **_source(config),

@@ -2,7 +2,7 @@
 
 True means "sees" everywhere. Every row sees at least itself, so that no softmax is empty.
 
-Shapes: B batch, T queries, S keys (P cached rows, then the T new ones), N tree nodes.
+Shapes: B batch, T queries, S keys (P cached rows, then the T new ones).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.targets.attention.registration import PREFIX
 
 ATTENTION = ("sdpa", "eager", "flex_attention")
 """Attention implementations that take an arbitrary mask."""
@@ -21,14 +22,6 @@ ATTENTION = ("sdpa", "eager", "flex_attention")
 def causal_mask(new: int, start: int, device: torch.device) -> Tensor:
     """``new`` rows after ``start`` cached ones -> ``[1, new, start + new]``."""
     return torch.ones(1, new, start + new, dtype=torch.bool, device=device).tril(start)
-
-
-def tree_mask(ancestors: Tensor, start: int) -> Tensor:
-    """``[N, N]`` ancestors -> ``[1, N, start + N]``: the cached rows, a node's path, itself."""
-    nodes = ancestors.shape[0]
-    mask = torch.ones(1, nodes, start + nodes, dtype=torch.bool, device=ancestors.device)
-    mask[:, :, start:] = ancestors
-    return mask
 
 
 def packed_mask(documents: Tensor) -> Tensor:
@@ -58,12 +51,13 @@ def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:
     Eager attention *adds* its mask: a boolean one would be wrong without any error.
 
     Returns:
-        ``[B or 1, 1, T, S]`` float (``eager``) or bool (``sdpa``), or a ``BlockMask``.
+        ``[B or 1, 1, T, S]`` float (``eager``) or bool (``sdpa`` and our own backends, which also
+        take one of the last keys alone), or a ``BlockMask``.
 
     Raises:
         FalconLabError: for an implementation that takes no mask of ours.
     """
-    if implementation == "sdpa":
+    if implementation == "sdpa" or implementation.startswith(PREFIX):
         return mask[:, None]
     if implementation == "eager":
         blank = torch.zeros(mask.shape, dtype=dtype, device=mask.device)

@@ -20,7 +20,7 @@ from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.batch_masks import PaddedTrees, batch_step_mask, batch_tree_mask
 from falcon_lab.targets.fingerprint import fingerprint
 from falcon_lab.targets.kv_cache import KVCache
-from falcon_lab.targets.masks import causal_mask, packed_mask, tree_mask
+from falcon_lab.targets.masks import causal_mask, packed_mask
 from falcon_lab.trees.token_tree import TokenTree
 
 
@@ -164,8 +164,9 @@ class Target:
             hidden = self.backbone(
                 tokens=part[None],
                 positions=self._range(start, new),
-                mask=causal_mask(new, start, tokens.device) if new > 1 else None,
+                mask=causal_mask(new, 0, tokens.device) if new > 1 else None,
                 cache=cache,
+                causal=new > 1,
             )[0]
             yield TargetOutput(self.head(hidden[-1:]), hidden)
 
@@ -192,7 +193,7 @@ class Target:
         hidden = self.backbone(
             tokens=tree.tokens[None],
             positions=(tree.depth + start)[None],
-            mask=tree_mask(tree.ancestors, start),
+            mask=tree.ancestors[None],
             cache=cache,
         )[0]
         return TargetOutput(self.head(hidden), hidden)

@@ -1,0 +1,1 @@
+"""Attention kernels beside Hugging Face's own: what every row sees needs no mask."""
