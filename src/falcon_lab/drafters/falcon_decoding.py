@@ -23,6 +23,7 @@ from torch import Tensor
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from falcon_lab.targets.batch_cache import RowCache
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.falcon import FalconDrafter
@@ -50,10 +51,36 @@ class Pass:
     chain: bool
 
 
-class Decoding:
-    """One sequence being drafted for."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A sequence at the first pass of a round.
 
-    def __init__(self, drafter: FalconDrafter) -> None:
+    Attributes:
+        features: ``[1, k, H]`` predicted features.
+        length: L.
+        state: LSTM state after row L - 1.
+        recent: ``[1, up to k, H]``, the newest rows, fused.
+        dtype: that the LM head reads.
+    """
+
+    features: Tensor
+    length: int
+    state: State | None
+    recent: Tensor
+    dtype: torch.dtype
+
+
+class Decoding:
+    """One sequence being drafted for.
+
+    Args:
+        drafter: whose weights draft.
+        cache: where its rows go; None makes a cache that grows.
+    """
+
+    def __init__(
+        self, drafter: FalconDrafter, cache: GrowingCache | RowCache | None = None
+    ) -> None:
         self._drafter = drafter
         self._block = drafter.block
         self._aligned = drafter.config.phase == "aligned"
@@ -64,7 +91,7 @@ class Decoding:
         self._recent: Tensor | None = None  # [1, R, H]: the newest rows, fused: k, or more to do
         self._last: Pass | None = None
         self._room = CAPACITY
-        self._cache: GrowingCache | None = None
+        self._cache = cache
         self._index = torch.empty(0, dtype=torch.long)  # 0, 1, 2, …
         self._positions = self._index  # the same, within the host's positions
 
@@ -77,13 +104,20 @@ class Decoding:
         self._pending.append(observation)
         self._last = None
         if observation.remaining:
-            self._fuse_pending(observation.remaining)
+            with torch.no_grad():
+                self._fuse_pending(observation.remaining)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Expand the frontier."""
         hidden = self._root() if frontier.tokens.shape[1] == 0 else self._blocks(frontier)
         host = self._drafter.host
         return DraftOutput(host.head(hidden.to(self._dtype)), hidden)
+
+    def begin(self) -> Begun:
+        """Compute the first pass of a round, for somebody who goes on with the sequence."""
+        hidden = self._root()
+        assert self._recent is not None
+        return Begun(hidden, self._length, self._state, self._recent, self._dtype)
 
     # --- the first pass of a round ----------------------------------------------------------
 
@@ -187,9 +221,10 @@ class Decoding:
         block = self._block
         self._reserve(stop + extra)
         positions, index = self._positions[start:stop], self._index[start:stop]
-        if extra == 0 and self._aligned and stop - start <= block:
+        causal = self._drafter.offsets is not None
+        if extra == 0 and self._aligned and not causal and stop - start <= block:
             return positions.unsqueeze(0), None
-        if self._drafter.offsets is not None:
+        if causal:
             horizon = index
         elif self._aligned:
             horizon = (stop - 1) - (stop - 1 - index).div(block, rounding_mode="floor") * block
@@ -197,7 +232,7 @@ class Decoding:
             end = index.div(block, rounding_mode="floor") * block + block - 1
             horizon = end.clamp_max(stop - 1)
         if extra:
-            newest = stop - 1 if self._drafter.offsets is not None else 0
+            newest = stop - 1 if causal else 0
             positions = torch.cat([positions, self._positions[newest].expand(extra)])
             horizon = torch.cat([horizon, self._index[stop + extra - 1].expand(extra)])
         mask = self._index[: stop + extra] <= horizon.unsqueeze(1)
@@ -257,7 +292,7 @@ class Decoding:
 
     # --- the cache --------------------------------------------------------------------------
 
-    def _reserve(self, rows: int) -> GrowingCache:
+    def _reserve(self, rows: int) -> GrowingCache | RowCache:
         """Make room for that many rows, in the cache and in the tables of positions."""
         cache, backbone = self._cache, self._drafter.backbone
         most = self._drafter.host.max_positions
