@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from falcon_cases import drafter, rows
 from falcon_lab.drafters import falcon_decoding
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import Frontier, Observation
+from watching import Largest
 
 ROOT = Frontier.root(torch.device("cpu"))
 KINDS = [("block", "aligned"), ("block", "absolute"), ("newest", "aligned")]
@@ -112,24 +110,6 @@ def test_a_prompt_s_parts_may_follow_rounds() -> None:
             made.observe(Observation(tokens[known], features[known], remaining=30 - done))
         found.append(_round(made))
     same(*found)
-
-
-class Largest(TorchDispatchMode):
-    """Notes the elements of the largest tensor that any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in _tensors(made):
-            self.elements = max(self.elements, tensor.numel())
-        return made
-
-
-def _tensors(found: Any) -> Iterator[Tensor]:
-    for each in found if isinstance(found, tuple | list) else [found]:
-        if isinstance(each, Tensor):
-            yield each
 
 
 @pytest.mark.parametrize(("query", "phase"), KINDS)

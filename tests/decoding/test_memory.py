@@ -1,0 +1,213 @@
+"""Memory is counted first, and a text that does not fit is refused with the length that would."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.decoding import chain, generate, speculative
+from falcon_lab.builtins import FalconConfig
+from falcon_lab.decoding import memory
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.memory import GIB, check_kv_memory, free_memory
+from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext
+from falcon_lab.schema import DecodingConfig
+from tiny_models import tiny_target
+
+CPU = torch.device("cpu")
+PROMPT, NEW = list(range(1, 41)), 20
+
+
+def refusal(call: Any) -> tuple[str, int]:
+    """The message, and the length that it says would fit."""
+    with pytest.raises(FalconLabError) as caught:
+        call()
+    found = re.search(r"at most (\d+) tokens fit", str(caught.value))
+    return str(caught.value), int(found[1]) if found else 0
+
+
+@given(per_token=st.integers(1, 1000), fixed=st.integers(0, 5000), there=st.integers(1, 10**6))
+def test_the_length_that_is_named_fits_and_the_next_one_does_not(
+    per_token: int, fixed: int, there: int
+) -> None:
+    def bytes_of(length: int) -> int:
+        return fixed + per_token * length
+
+    def check(length: int) -> None:
+        check_kv_memory(bytes_of, length, limit_gib=there / GIB, device=CPU)
+
+    _, fits = refusal(lambda: check(there + 1))
+    assert bytes_of(fits) <= there or fits == 0
+    assert bytes_of(fits + 1) > there
+    if fits:
+        check(fits)
+
+
+def test_the_message_names_what_is_needed_what_is_there_and_what_to_do() -> None:
+    message, _ = refusal(lambda: check_kv_memory(lambda n: n * GIB, 7, limit_gib=2.5, device=CPU))
+    assert message.startswith("the key/value caches of 7 tokens (the prompt and max_new_tokens)")
+    assert "take 7 GiB and 2.5 GiB are allowed by decoding.kv_memory" in message
+    assert "at most 2 tokens fit" in message
+    message, _ = refusal(lambda: check_kv_memory(lambda n: n * GIB, 7, limit_gib=0.25, device=CPU))
+    assert "not even one token fits" in message
+
+
+def test_without_a_limit_the_device_s_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda _: 3 * GIB)
+    check_kv_memory(lambda n: n * GIB, 3, limit_gib=None, device=CPU)
+    message, fits = refusal(
+        lambda: check_kv_memory(lambda n: n * GIB, 4, limit_gib=None, device=CPU)
+    )
+    assert "3 GiB are free on cpu" in message
+    assert fits == 3
+    monkeypatch.setattr(memory, "free_memory", lambda _: None)  # nobody tells
+    check_kv_memory(lambda n: n * GIB, 10**9, limit_gib=None, device=CPU)
+
+
+def test_little_is_taken_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(memory, "free_memory")
+    check_kv_memory(lambda n: n, memory.SMALL, limit_gib=None, device=CPU)
+    with pytest.raises(NameError):
+        check_kv_memory(lambda n: n, memory.SMALL + 1, limit_gib=None, device=CPU)
+
+
+# --- what engines count and take -----------------------------------------------------------------
+
+
+def drafting(limit: float | None = None, *, family: str = "llama", **options: Any) -> Any:
+    target = tiny_target(family)
+    torch.manual_seed(0)
+    drafter = FalconDrafter(FalconConfig(**options), BuildContext(target)).eval()
+    engine = speculative(target, drafter, chain(6))
+    engine.decoding = DecodingConfig(kv_memory=limit)
+    return engine
+
+
+def counted(engine: Any, length: int) -> int:
+    tree = engine.tree_builder
+    own = engine.drafter.kv_bytes(length, tree)
+    return int(engine.target.kv_bytes(length + tree.max_nodes) + own)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("options", [{}, {"query": "newest"}, {"phase": "absolute", "layers": 2}])
+def test_a_generation_takes_exactly_what_was_counted(
+    monkeypatch: pytest.MonkeyPatch, family: str, options: dict[str, Any]
+) -> None:
+    engine = drafting(family=family, block=2, **options)
+    caches = []
+    made = engine.target.new_cache
+    monkeypatch.setattr(
+        engine.target, "new_cache", lambda capacity: caches.append(made(capacity)) or caches[0]
+    )
+    generate(engine, PROMPT, NEW)
+    length = len(PROMPT) + NEW
+    own = engine.drafter._decoding._cache
+    assert own.nbytes == engine.drafter.kv_bytes(length, engine.tree_builder) > 0
+    assert caches[0].nbytes + own.nbytes == counted(engine, length)
+
+
+def test_a_text_that_does_not_fit_is_refused_before_anything_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = counted(drafting(block=2), 50)
+    engine = drafting(limit / GIB, block=2)
+    monkeypatch.setattr(engine.target, "new_cache", None)
+    monkeypatch.setattr(engine.target, "read", None)
+    message, fits = refusal(lambda: generate(engine, PROMPT, NEW))
+    assert "caches of 60 tokens" in message
+    assert fits == 50
+
+
+def test_the_length_that_would_fit_is_written() -> None:
+    limit = counted(drafting(block=2), 50)
+    assert len(generate(drafting(limit / GIB, block=2), PROMPT, 10).tokens) == 10
+
+
+def test_plain_decoding_counts_the_target_alone() -> None:
+    target = tiny_target()
+    limit = DecodingConfig(kv_memory=target.kv_bytes(50) / GIB)
+    _, fits = refusal(lambda: generate(PlainEngine(target, decoding=limit), PROMPT, NEW))
+    assert fits == 50
+    assert len(generate(PlainEngine(target, decoding=limit), PROMPT, 10).tokens) == 10
+
+
+def test_a_prompt_beyond_the_context_is_refused_for_that() -> None:
+    engine = drafting(1 / GIB, block=2)
+    with pytest.raises(FalconLabError, match="300 tokens and the target reads at most 256"):
+        generate(engine, [1] * 300, 5)
+
+
+# --- what is free --------------------------------------------------------------------------------
+
+
+def system(root: Path, *, available: int, groups: str = "0::/\n", **files: str) -> Path:
+    """A system's files; ``_`` in a name stands for ``/``, ``-`` for ``.``."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable:   {available} kB\n")
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("-", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def free_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    monkeypatch.setattr(memory, "SYSTEM", root)
+    return free_memory(CPU)
+
+
+def test_the_machine_s_available_memory_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert free_of(system(tmp_path, available=700), monkeypatch) == 700 * 1024
+
+
+def test_a_control_group_leaves_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "memory.max": "max\n",
+        "memory.current": "9000\n",
+        "jobs__memory.max": "5000\n",
+        "jobs__memory.current": "3000\n",
+        "jobs__memory.stat": "anon 2500\ninactive_file 400\n",
+        "jobs__mine__memory.max": "max\n",
+    }
+    root = system(tmp_path, available=700, groups="0::/jobs/mine\n", **files)
+    assert free_of(root, monkeypatch) == 5000 - 3000 + 400
+
+
+def test_so_does_one_of_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "memory__memory.limit_in_bytes": str(2**63 - 4096),  # no limit
+        "memory__memory.usage_in_bytes": "10",
+        "memory__memory.stat": "",
+        "memory__box__memory.limit_in_bytes": "5000",
+        "memory__box__memory.usage_in_bytes": "4500",
+        "memory__box__memory.stat": "cache 1\ntotal_inactive_file 30\n",
+    }
+    groups = "5:cpu:/box\n4:memory:/box\n"
+    root = system(tmp_path, available=700, groups=groups, **files)
+    assert free_of(root, monkeypatch) == 530
+
+
+def test_where_nobody_tells_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert free_of(tmp_path, monkeypatch) is None
+    assert free_memory(torch.device("meta")) is None
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not tell")
+def test_this_machine_has_memory() -> None:
+    free = free_memory(CPU)
+    assert free is not None
+    assert free > 2**20
