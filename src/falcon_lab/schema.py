@@ -138,6 +138,8 @@ class DistillationConfig:
     logits_mib: int = 256
     """MiB that the student's and the target's logits may take together, in float32; the loss is
     computed for as many rows at a time. An objective's own tensors come on top: twice as much."""
+    compile: bool = False
+    """Send the drafter's decoder blocks through ``torch.compile`` while training."""
     checkpoint_every: int = 50
     """Steps between resumable checkpoints."""
     decode_every: int = 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation import metrics
 from falcon_lab.distillation.comparison import StudentRows, Teacher, rows_at_once
+from falcon_lab.distillation.compiling import CompilesTraining
 from falcon_lab.distillation.labelling import (
     Labels,
     drafter_inputs,
@@ -315,8 +316,15 @@ class Distillation(LightningModule):
             self.drafter.train()
 
     def on_fit_start(self) -> None:
-        """The target goes where the drafter is."""
+        """The target goes where the drafter is; what is to be compiled is told so."""
         self.target.to(self.device)
+        if self.config.compile:
+            if not isinstance(self.drafter, CompilesTraining):
+                raise FalconLabError(
+                    f"distillation.compile: {type(self.drafter).__name__} does not say what of it "
+                    "can be compiled (compile_training); set distillation.compile=false"
+                )
+            self.drafter.compile_training()
 
     def on_validation_start(self) -> None:
         """As ``on_fit_start``, for ``Trainer.validate``."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.distillation.compiling import Compiled, Compiler
 from falcon_lab.drafters.falcon_decoding import Decoding
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.lanes import Lanes
@@ -64,6 +65,7 @@ class FalconDrafter(nn.Module):
             dropout=config.dropout,
         )
         self.backbone = Backbone.short(self.host.config, config.layers)
+        self._compiled: Compiled | None = None
         self.offsets: nn.Parameter | None = None
         if config.query == "newest":
             self.offsets = nn.Parameter(0.02 * torch.randn(config.block, self.host.hidden_size))
@@ -81,6 +83,18 @@ class FalconDrafter(nn.Module):
     ) -> Prediction:
         """``forward`` at a given ``phase``, ``[B, T]`` long, constant in a document."""
         return self._predict(inputs, find_runs(inputs.documents), phase, reveal)
+
+    def compile_training(self, compiler: Compiler = torch.compile) -> None:
+        """Send the decoder blocks of a training pass through ``torch.compile``.
+
+        The LSTM's kernels are fused as they are, and decoding has shapes of its own.
+        """
+        self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
+
+    def _blocks(self, **rows: Any) -> Tensor:
+        through = self._compiled if self._compiled is not None and self.training else self.backbone
+        hidden: Tensor = through(**rows)
+        return hidden
 
     def _draw_phase(self, runs: Runs, generator: torch.Generator) -> Tensor:
         if self.config.phase == "absolute":
@@ -107,7 +121,7 @@ class FalconDrafter(nn.Module):
             features = torch.where(
                 reveal.mask.unsqueeze(-1), reveal.features.to(features.dtype), features
             )
-        hidden = self.backbone(
+        hidden = self._blocks(
             embeddings=self._fuse_documents(tokens, features, runs),
             positions=inputs.positions,
             mask=relaxed_causal_mask(runs, blocks),
@@ -144,7 +158,7 @@ class FalconDrafter(nn.Module):
             # A revealed row stands where the row with this input really is.
             there = (positions + slot + 1).clamp_max(self.host.max_positions - 1)
             positions = torch.where(reveal.mask, there, positions)
-        hidden = self.backbone(
+        hidden = self._blocks(
             embeddings=torch.cat([context, rows], dim=1),
             positions=torch.cat([inputs.positions, positions], dim=1),
             mask=query_mask(runs, anchors, self.block),

@@ -1,0 +1,53 @@
+"""``torch.compile`` with a way back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Call = Callable[..., Tensor]
+Compiler = Callable[[Call], Call]
+
+
+@runtime_checkable
+class CompilesTraining(Protocol):
+    """A drafter that knows which part of its training pass ``torch.compile`` is good for."""
+
+    def compile_training(self, compiler: Compiler = torch.compile) -> None:
+        """Send that part through ``Compiled`` from now on. Weights keep their names."""
+        ...
+
+
+class Compiled:
+    """A call through ``torch.compile``, or the plain one where compiling fails, which is said once.
+
+    Compiling happens in the first calls and again for shapes that are new; a failure may come from
+    the system (no C++ compiler) as well as from the code.
+
+    Args:
+        call: what is compiled; a module keeps its weights.
+        what: its name in the warning.
+        compiler: ``torch.compile`` with its settings.
+    """
+
+    def __init__(self, call: Call, what: str, compiler: Compiler = torch.compile) -> None:
+        self._plain, self._what = call, what
+        self._fast: Call | None = compiler(call)
+
+    def __call__(self, **arguments: Any) -> Tensor:
+        """The same tensor either way, to rounding."""
+        if self._fast is None:
+            return self._plain(**arguments)
+        try:
+            return self._fast(**arguments)
+        except Exception as error:  # whatever Dynamo, Inductor and the C++ compiler raise
+            result = self._plain(**arguments)  # should the arguments be wrong, this says so
+            self._fast = None
+            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            text = f"{self._what} cannot be compiled ({reason}); going on without"
+            warnings.warn(text, stacklevel=2)
+            return result
