@@ -106,7 +106,7 @@ class Backbone(nn.Module):
 
     def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
         """An empty cache for ``rows`` sequences of up to ``capacity`` positions each."""
-        return BatchCache(self.config.num_hidden_layers, rows, capacity)
+        return BatchCache(self.config.num_hidden_layers, rows, capacity, self.layout)
 
     def forward(
         self,
@@ -146,7 +146,7 @@ class Backbone(nn.Module):
             masks = self._masks(mask, positions, cache, new, seen, dtype, narrow=narrow)
         if lean is not None and cache is not None:
             rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
-            attend = partial(backend, causal=causal) if backend is not None else None
+            attend = None if backend is None or masks is None else partial(backend, causal=causal)
             return lean(rows, positions, masks, cache, attend)
         output = self.base(
             input_ids=tokens,
@@ -163,10 +163,9 @@ class Backbone(nn.Module):
     def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
         """What takes a mask of the last keys in this pass; None: whole masks are needed."""
         backend = backend_of(self.implementation)
-        width = 0 if mask is None else mask.shape[-1]
-        if backend is None or not (causal or backend.merges(new, seen - width)):
-            return None
-        return backend
+        if backend is None or mask is None or causal:
+            return backend
+        return backend if backend.merges(new, seen - mask.shape[-1]) else None
 
     def _mask_dtype(self, embeddings: Tensor | None) -> torch.dtype:
         """What eager attention adds; asking the model means walking its weights."""

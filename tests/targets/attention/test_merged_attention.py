@@ -175,7 +175,7 @@ def test_rows_that_all_see_all_keys_need_no_mask(mask: Tensor | None) -> None:
     spy = Spy()
     seen = Merged(spy)(it.query, it.keys, it.values, mask, scale=SCALE)
     assert everything.off(seen) < 2e-6
-    assert spy.calls == [(9, False)]
+    assert not spy.calls
 
 
 def without_merging() -> Iterator[tuple[str, Spy, int]]:

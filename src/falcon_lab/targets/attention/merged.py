@@ -48,13 +48,14 @@ class Merged:
         causal: bool = False,
     ) -> Tensor:
         """Attend; arguments as in ``Backend``."""
+        if mask is None or not mask.shape[-1]:  # PyTorch takes its best kernel by itself
+            return masked_attention(query, keys, values, None, scale=scale)
         new, size = query.shape[2:]
         refused = self.kernel.refuses(query.device, query.dtype, size)
         if refused is None and values.shape[-1] == size:
             if causal:
                 return self._text(query, keys, values, scale)
-            width = 0 if mask is None else mask.shape[-1]
-            if mask is None or self.merges(new, keys.shape[2] - width):
+            if self.merges(new, keys.shape[2] - mask.shape[-1]):
                 return self._tree(query, keys, values, mask, scale)
         return masked_attention(query, keys, values, mask, scale=scale)
 
@@ -70,13 +71,11 @@ class Merged:
         return part.seen.to(query.dtype)
 
     def _tree(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
     ) -> Tensor:
         folded = fold(query, keys.shape[1])
-        earlier = keys.shape[2] - (0 if mask is None else mask.shape[-1])
+        earlier = keys.shape[2] - mask.shape[-1]
         prefix = self.kernel(folded, keys[:, :, :earlier], values[:, :, :earlier], scale=scale)
-        if mask is None or not mask.shape[-1]:
-            return prefix.seen.reshape(query.shape)
         new_keys, new_values = keys[:, :, earlier:], values[:, :, earlier:]
         seen = with_tree(prefix, folded, new_keys, new_values, mask, scale=scale)
         return seen.reshape(query.shape)

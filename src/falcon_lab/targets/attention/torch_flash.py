@@ -17,6 +17,9 @@ from torch import Tensor
 
 from falcon_lab.targets.attention.merging import Partial
 
+ON_GPU = torch.ops.aten._scaled_dot_product_flash_attention.default
+ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
 LARGEST_HEAD = 256
 
 
@@ -41,13 +44,9 @@ class TorchFlash:
     ) -> Partial:
         """Attend; arguments as in ``Kernel``."""
         if query.is_cuda:
-            seen, lse = torch.ops.aten._scaled_dot_product_flash_attention(
-                query, keys, values, 0.0, causal, False, scale=scale
-            )[:2]
+            seen, lse = ON_GPU(query, keys, values, 0.0, causal, False, scale=scale)[:2]
         else:
-            seen, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, keys, values, 0.0, causal, scale=scale
-            )
+            seen, lse = ON_CPU(query, keys, values, 0.0, causal, scale=scale)
         return Partial(seen, lse)
 
 
