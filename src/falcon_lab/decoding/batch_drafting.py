@@ -15,7 +15,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from falcon_lab.protocols import Drafter, DraftOutput, Frontier, Observation
+from falcon_lab.protocols import (
+    Drafter,
+    DraftOutput,
+    Frontier,
+    KeepsRows,
+    Observation,
+    TreeBuilder,
+)
 
 T = TypeVar("T")
 
@@ -49,8 +56,15 @@ class DraftSequences(Protocol):
 class BatchDrafter(Drafter, Protocol):
     """A ``Drafter`` that drafts for several sequences in one call."""
 
-    def sequences(self, rows: int) -> DraftSequences:
-        """Places for ``rows`` sequences, apart from the one that the drafter itself has."""
+    def sequences(self, rows: int, positions: int, tree: TreeBuilder) -> DraftSequences:
+        """Places for ``rows`` sequences, apart from the one that the drafter itself has.
+
+        Args:
+            rows: B.
+            positions: of the longest sequence.
+            tree: what is drafted for each. With ``KeepsRows`` the places take ``rows`` times
+                ``kv_bytes(positions, tree)``.
+        """
         ...
 
 
@@ -60,14 +74,21 @@ class RowByRow:
     Args:
         drafter: what is copied.
         rows: B.
+        positions: of the longest sequence.
+        tree: what is drafted for each.
     """
 
-    def __init__(self, drafter: Drafter, rows: int) -> None:
+    def __init__(self, drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> None:
         self._drafters = copies_of(drafter, rows)
+        self._positions = positions
+        self._tree = tree
 
     def reset(self, row: int, first: Tensor) -> None:
         """Start a sequence in that row."""
-        self._drafters[row].reset(first)
+        drafter = self._drafters[row]
+        drafter.reset(first)
+        if isinstance(drafter, KeepsRows):
+            drafter.reserve(self._positions, self._tree)
 
     def observe(self, row: int, observation: Observation) -> None:
         """Tell that row's copy."""
@@ -83,9 +104,11 @@ class RowByRow:
         drafters[goal], drafters[source] = drafters[source], drafters[goal]
 
 
-def sequences_of(drafter: Drafter, rows: int) -> DraftSequences:
+def sequences_of(drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> DraftSequences:
     """The drafter's own way to draft for ``rows`` sequences, or row by row."""
-    return drafter.sequences(rows) if isinstance(drafter, BatchDrafter) else RowByRow(drafter, rows)
+    if isinstance(drafter, BatchDrafter):
+        return drafter.sequences(rows, positions, tree)
+    return RowByRow(drafter, rows, positions, tree)
 
 
 def copies_of(component: T, count: int) -> list[T]:

@@ -19,9 +19,11 @@ from falcon_lab.decoding.batch_rounds import PlainRounds, SpeculativeRounds
 from falcon_lab.decoding.batch_rows import Row, SharedClock
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import KeepsRows
 
 
 class BatchEngine:
@@ -92,7 +94,9 @@ class BatchEngine:
             stop: what ends a text.
 
         Raises:
-            FalconLabError: a prompt is empty or longer than the target's context.
+            FalconLabError: a prompt is empty or longer than the target's context, or there is no
+                memory for the keys and values of all rows (``decoding.kv_memory`` is for all of
+                them together).
         """
         transcripts = [
             begin(prompt, max_new_tokens, self.target.max_positions, stop) for prompt in prompts
@@ -133,16 +137,12 @@ class _Session:
         most: int,
         sampling: Sampling,
     ) -> None:
-        self._target = engine.target
-        self._sampling = sampling
+        self._engine = engine
         count = min(most, len(waiting))
-        self.rounds: PlainRounds | SpeculativeRounds = (
-            PlainRounds(engine.target, sampling)
-            if isinstance(engine, PlainEngine)
-            else SpeculativeRounds(engine, sampling, count)
-        )
         longest = max(len(row.prompt) + row.transcript.remaining for row in waiting)
-        self.cache = engine.target.new_batch_cache(count, longest + self.rounds.nodes)
+        self._check_memory(count, longest)
+        self.rounds = self._rounds(sampling, count, longest)
+        self.cache = engine.target.new_batch_cache(count, longest + self._nodes)
         self.clock = SharedClock(engine.target.device)
         self.waiting = deque(waiting)
         self.rows: list[Row] = []
@@ -169,10 +169,39 @@ class _Session:
         """Read the next prompt into a row of the cache; no other row is touched."""
         row = self.waiting.popleft()
         own = self.cache.open(place)
-        output = self._target.prefill(row.prompt, own)
+        self.rounds.admit(place, row, own)
         self.cache.fill(place, own.length)
-        row.root = self._sampling.draw(output.logits[-1], row.generator)
-        self.rounds.admit(place, row, output)
         row.transcript.extend([int(row.root)])
         self.clock.lap_of("prefill", [row])
         return row
+
+    @property
+    def _nodes(self) -> int:
+        """Of the largest tree, beyond the text."""
+        engine = self._engine
+        return 0 if isinstance(engine, PlainEngine) else engine.tree_builder.max_nodes
+
+    def _rounds(
+        self, sampling: Sampling, count: int, longest: int
+    ) -> PlainRounds | SpeculativeRounds:
+        if isinstance(self._engine, PlainEngine):
+            return PlainRounds(self._engine, sampling)
+        return SpeculativeRounds(self._engine, sampling, count, longest)
+
+    def _check_memory(self, count: int, longest: int) -> None:
+        engine, nodes = self._engine, self._nodes
+        drafter = getattr(engine, "drafter", None)
+
+        def bytes_of(length: int) -> int:
+            own = 0
+            if isinstance(engine, SpeculativeEngine) and isinstance(drafter, KeepsRows):
+                own = drafter.kv_bytes(length, engine.tree_builder)
+            return count * (engine.target.kv_bytes(length + nodes) + own)
+
+        check_kv_memory(
+            bytes_of,
+            longest,
+            limit_gib=engine.decoding.kv_memory,
+            device=engine.target.device,
+            sequences=count,
+        )

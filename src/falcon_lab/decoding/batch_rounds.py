@@ -5,6 +5,7 @@ Shapes: B rows in use, N tree nodes, A accepted draft tokens, V vocabulary, H hi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,27 +27,30 @@ from falcon_lab.protocols import (
 from falcon_lab.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
+    from falcon_lab.decoding.baseline import PlainEngine
     from falcon_lab.decoding.engine import SpeculativeEngine
     from falcon_lab.targets.batch_cache import BatchCache
-    from falcon_lab.targets.target import Target, TargetOutput
+    from falcon_lab.targets.kv_cache import KVCache
 
 
 class PlainRounds:
     """A token for every row.
 
     Args:
-        target: the model.
+        engine: what is done for every row.
         sampling: how tokens are drawn.
     """
 
-    nodes = 0
-
-    def __init__(self, target: Target, sampling: Sampling) -> None:
-        self._target = target
+    def __init__(self, engine: PlainEngine, sampling: Sampling) -> None:
+        self._target = engine.target
+        self._chunk = engine.decoding.prefill_chunk
         self._sampling = sampling
 
-    def admit(self, place: int, row: Row, output: TargetOutput) -> None:
-        """A new row: there is nothing to know about it."""
+    def admit(self, place: int, row: Row, cache: KVCache) -> None:
+        """Read a new row's prompt, and draw its first token."""
+        passes = self._target.read(row.prompt, cache, chunk=self._chunk)
+        output = deque(passes, maxlen=1).pop()  # the last one's logits are all that is wanted
+        row.root = self._sampling.draw(output.logits[-1], row.generator)
 
     def move(self, source: int, goal: int) -> None:
         """A row goes to another place: nothing to be done."""
@@ -82,23 +86,36 @@ class SpeculativeRounds:
         engine: what is copied for every row.
         sampling: how tokens are drawn.
         count: rows.
+        positions: of the longest of them.
     """
 
-    def __init__(self, engine: SpeculativeEngine, sampling: Sampling, count: int) -> None:
-        self.nodes = engine.tree_builder.max_nodes
+    def __init__(
+        self, engine: SpeculativeEngine, sampling: Sampling, count: int, positions: int
+    ) -> None:
         self._target = engine.target
+        self._chunk = engine.decoding.prefill_chunk
         self._sampling = sampling
         self._builders = copies_of(engine.tree_builder, count)
         self._rules = copies_of(engine.rule, count)
         self._controllers = copies_of(engine.controller, count)
         self._needs_features = "features" in engine.drafter.needs
-        self._drafts = sequences_of(engine.drafter, count)
+        self._drafts = sequences_of(engine.drafter, count, positions, engine.tree_builder)
 
-    def admit(self, place: int, row: Row, output: TargetOutput) -> None:
-        """A new row, whose prompt the target has just read."""
+    def admit(self, place: int, row: Row, cache: KVCache) -> None:
+        """Read a new row's prompt, and draw its first token.
+
+        The drafter is told of every pass as it comes; what follows the last one is the root.
+        """
         self._controllers[place].reset()
         self._drafts.reset(place, row.prompt[0])
-        self._observe(place, torch.cat((row.prompt[1:], row.root[None])), output.features)
+        left = len(row.prompt)
+        for output in self._target.read(row.prompt, cache, chunk=self._chunk):
+            first, left = len(row.prompt) - left + 1, left - len(output.features)
+            known = row.prompt[first : len(row.prompt) - left + 1]
+            if not left:
+                row.root = self._sampling.draw(output.logits[-1], row.generator)
+                known = torch.cat((known, row.root[None]))
+            self._observe(place, known, output.features, left)
 
     def move(self, source: int, goal: int) -> None:
         """A row goes to another place, and its components with it."""
@@ -170,8 +187,8 @@ class SpeculativeRounds:
             for rule, tree, of_tree, row in zip(self._rules, trees, logits, rows, strict=False)
         ]
 
-    def _observe(self, place: int, tokens: Tensor, features: Tensor) -> None:
-        seen = Observation(tokens, features if self._needs_features else None)
+    def _observe(self, place: int, tokens: Tensor, features: Tensor, remaining: int = 0) -> None:
+        seen = Observation(tokens, features if self._needs_features else None, remaining)
         self._drafts.observe(place, seen)
 
 

@@ -34,6 +34,7 @@ def check_kv_memory(
     *,
     limit_gib: float | None,
     device: torch.device,
+    sequences: int = 1,
 ) -> None:
     """See that the caches of a sequence fit.
 
@@ -42,6 +43,7 @@ def check_kv_memory(
         length: tokens of the sequence, prompt and new ones.
         limit_gib: GiB that may be taken; None is what the device has free.
         device: where.
+        sequences: how many of that length lie side by side; ``bytes_of`` counts all of them.
 
     Raises:
         FalconLabError: they do not, with the length that would.
@@ -54,9 +56,10 @@ def check_kv_memory(
         return
     fits = bisect_right(range(length), there, key=bytes_of) - 1
     where = f"are free on {device}" if limit_gib is None else "are allowed by decoding.kv_memory"
+    of = f"{sequences} sequences of " if sequences > 1 else ""
     instead = f"at most {fits} tokens fit" if fits > 0 else "not even one token fits"
     raise FalconLabError(
-        f"the key/value caches of {length} tokens (the prompt and max_new_tokens) take "
+        f"the key/value caches of {of}{length} tokens (the prompt and max_new_tokens) take "
         f"{_gib(needed)} and {_gib(there)} {where}; {instead}: shorten the prompt, ask for fewer "
         "new tokens, or make room"
     )

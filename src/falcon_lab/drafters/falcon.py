@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.distillation.compiling import Compiled, Compiler
+from falcon_lab.drafters.falcon_batch import FalconSequences
 from falcon_lab.drafters.falcon_decoding import Decoding
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.lanes import Lanes
@@ -229,3 +230,7 @@ class FalconDrafter(nn.Module):
     def draft(self, frontier: Frontier) -> DraftOutput:
         """One pass: the last k rows (the root), or F blocks of draft tokens."""
         return self._decoding.draft(frontier)
+
+    def sequences(self, rows: int, positions: int, tree: TreeBuilder) -> FalconSequences:
+        """Places for ``rows`` sequences that are drafted for in one call."""
+        return FalconSequences(self, rows, positions, self._kv_rows(positions, tree))

@@ -149,7 +149,7 @@ class Decoding:
         if not self._pending:
             return
         tokens = torch.cat([taken.tokens for taken in self._pending])
-        features = torch.cat([_features_of(taken) for taken in self._pending])
+        features = torch.cat([features_of(taken) for taken in self._pending])
         self._pending.clear()
         for start in range(0, tokens.shape[0], PIECE):
             self._fuse(tokens[start : start + PIECE], features[start : start + PIECE])
@@ -246,7 +246,7 @@ class Decoding:
         if last is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         joined = drafter.join(frontier.tokens, last.features[frontier.parents])
-        fused, state = drafter.fuse(joined, _branch(last.state, frontier.parents))
+        fused, state = drafter.fuse(joined, branch(last.state, frontier.parents))
         count = fused.shape[0]
         own = torch.eye(count, dtype=torch.bool, device=fused.device)
         visible = torch.cat([last.visible[frontier.parents], own], dim=1)
@@ -315,11 +315,13 @@ class Decoding:
         )
 
 
-def _branch(state: State | None, parents: Tensor) -> State | None:
+def branch(state: State | None, parents: Tensor) -> State | None:
+    """The states of some of the sequences."""
     return None if state is None else (state[0][:, parents], state[1][:, parents])
 
 
-def _features_of(observation: Observation) -> Tensor:
+def features_of(observation: Observation) -> Tensor:
+    """The features of an observation, without which Falcon cannot draft."""
     if observation.features is None:
         raise ValueError("the Falcon drafter needs target features with every observation")
     return observation.features

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.kv_cache import KVCache, _blank
+from falcon_lab.targets.kv_layout import KVLayout
 
 
 class BatchCache(KVCache):
@@ -26,7 +27,7 @@ class BatchCache(KVCache):
     forward pass, then ``keep`` with what is kept of them. What a row keeps beyond its length is
     nothing to anybody: masks leave it out (``batch_masks.py``).
 
-    Memory: 2 · L · B · G · C · D numbers, taken in the first pass, and never more.
+    Memory: ``layout.bytes(C, B)``, taken in the first pass, and never more.
 
     Attributes:
         rows: B.
@@ -37,10 +38,13 @@ class BatchCache(KVCache):
         layers: L.
         rows: B.
         capacity: C, the new columns of the widest pass counted.
+        layout: the rows of every layer, as for ``KVCache``.
     """
 
-    def __init__(self, layers: int, rows: int, capacity: int) -> None:
-        super().__init__(layers, capacity)
+    def __init__(
+        self, layers: int, rows: int, capacity: int, layout: KVLayout | None = None
+    ) -> None:
+        super().__init__(layers, capacity, layout)
         self.rows = rows
         self.lengths: list[int] = []
         self._of: list[int] = []  # rows of the pass
@@ -50,21 +54,12 @@ class BatchCache(KVCache):
 
     # --- sequences --------------------------------------------------------------------------
 
-    def open(self, row: int) -> KVCache:
-        """An empty cache of one sequence, whose memory is that row's; ``fill`` when it was read.
-
-        Raises:
-            FalconLabError: the rows before it are not all in use, or there is no such row.
-        """
-        if row >= self.rows or row > len(self.lengths):
-            raise FalconLabError(
-                f"row {row} of the KV cache is not the next: {len(self.lengths)} of {self.rows} "
-                "rows are in use"
-            )
+    def open(self, row: int) -> RowCache:
+        """An empty cache of one sequence, whose memory is that row's."""
         return RowCache(self, row)
 
     def fill(self, row: int, length: int) -> None:
-        """That row now holds a sequence of ``length`` columns."""
+        """That row, one in use or the next one, now holds a sequence of ``length`` columns."""
         self.lengths[row : row + 1] = [length]
 
     def drop(self, row: int) -> None:
@@ -72,11 +67,15 @@ class BatchCache(KVCache):
         length = self.lengths.pop()
         last = len(self.lengths)
         if row != last:
-            for pool in self._pools:
-                pool[..., row, :, :length, :] = pool[..., last, :, :length, :]
-            if self.positions is not None:
-                self.positions[row, :length] = self.positions[last, :length]
+            self.copy_row(last, row, length)
             self.lengths[row] = length
+
+    def copy_row(self, source: int, goal: int, length: int) -> None:
+        """The first ``length`` columns of one row over those of another."""
+        for pool in self._pools:
+            pool[..., goal, :, :length, :] = pool[..., source, :, :length, :]
+        if self.positions is not None:
+            self.positions[goal, :length] = self.positions[source, :length]
 
     # --- passes -----------------------------------------------------------------------------
 
@@ -216,6 +215,20 @@ class RowCache(KVCache):
         super().__init__(len(whole._rows), whole.capacity)
         self._whole = whole
         self._row = slice(row, row + 1)
+
+    def move(self, row: int) -> None:
+        """Go to another row, with what was read so far."""
+        self._whole.copy_row(self._row.start, row, self.length)
+        self._row = slice(row, row + 1)
+        for layer, old in enumerate(self._rows):
+            if old is not None:
+                self._allocate(layer, *old)
+        if self.positions is not None:
+            self.positions = self._whole.position_table(self.positions)[self._row]
+
+    def reserve(self, rows: int) -> bool:
+        """A row's room is what it is: it never changes. (Too little is an error of ``update``.)"""
+        return False
 
     def record_positions(self, positions: Tensor) -> Tensor:
         """Note the positions ``[1, n]`` of the coming rows; ``[1, length + n]``, all of them."""

@@ -22,7 +22,7 @@ class PaddedTrees:
     Attributes:
         tokens: ``[B, N]`` long; 0 in the padding.
         depth: ``[B, N]`` long; 0 in the padding.
-        ancestors: ``[B, N, N]`` bool; padding sees nothing and is not seen.
+        ancestors: ``[B, N, N]`` bool; padding sees itself alone and is not seen.
         counts: n of every tree.
     """
 
@@ -59,7 +59,8 @@ class PaddedTrees:
 def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
     if all(tree.nodes == width for tree in trees):
         return torch.stack([tree.ancestors for tree in trees])
-    ancestors = trees[0].ancestors.new_zeros(len(trees), width, width)
+    itself = torch.eye(width, dtype=torch.bool, device=trees[0].ancestors.device)
+    ancestors = itself.repeat(len(trees), 1, 1)
     for row, tree in enumerate(trees):
         ancestors[row, : tree.nodes, : tree.nodes] = tree.ancestors
     return ancestors
