@@ -1,6 +1,6 @@
 """Trees of several sequences side by side: padded to the widest, each behind its own context.
 
-Shapes: B rows, N nodes of the widest tree, n nodes of a tree, S columns seen.
+Shapes: B rows, N nodes of the widest tree, n nodes of a tree, W columns that a mask is about.
 """
 
 from __future__ import annotations
@@ -67,27 +67,28 @@ def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
 
 
 def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
-    """Each row's context and, behind it, a node's path.
+    """A node's path, and what its row has of the columns that not every row has.
 
     Args:
         ancestors: ``[B, N, N]`` bool.
-        starts: columns of each row's context, at least one.
+        starts: columns of each row's context.
 
     Returns:
-        ``[B, N, S]`` bool, S being N more than the longest context.
+        ``[B, N, W]`` bool over the last W columns; every row sees all of those before.
     """
+    if min(starts) == max(starts):
+        return ancestors
     new, device = ancestors.shape[1], ancestors.device
-    columns = torch.arange(max(starts) + new, device=device)
-    node = columns - torch.tensor(starts, device=device)[:, None]  # [B, S]; below 0: the context
+    columns = torch.arange(min(starts), max(starts) + new, device=device)
+    node = columns - torch.tensor(starts, device=device)[:, None]  # [B, W]; below 0: the context
     within = node.clamp(0, new - 1)[:, None].expand(-1, new, -1)
     path = ancestors.gather(2, within) & (node < new)[:, None]
     return path | (node < 0)[:, None]
 
 
 def batch_step_mask(starts: Sequence[int], device: torch.device) -> Tensor | None:
-    """One new token in every row: ``[B, 1, S]`` bool, or None where all rows see all columns."""
-    longest = max(starts)
-    if min(starts) == longest:
+    """One new token in every row: ``[B, 1, W]`` bool as above, or None where all see all."""
+    if min(starts) == max(starts):
         return None
-    columns = torch.arange(longest + 1, device=device)
+    columns = torch.arange(min(starts), max(starts) + 1, device=device)
     return (columns <= torch.tensor(starts, device=device)[:, None])[:, None]
