@@ -199,6 +199,15 @@ def test_so_does_one_of_the_first_version(tmp_path: Path, monkeypatch: pytest.Mo
     assert free_of(root, monkeypatch) == 530
 
 
+def test_what_torch_holds_of_a_gpu_and_does_not_use_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
+    assert free_memory(torch.device("cuda")) == 1400
+
+
 def test_where_nobody_tells_nothing_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,7 @@ def format_scaling(results: Mapping[str, Any]) -> str:
                 curve["what"],
                 *(f"{p['size']}: {1000 * p['seconds']:.3g} ms" for p in (first, last)),
                 f"{1000 * line['intercept']:.3g} ms",
-                f"{1e6 * line['slope']:.3g} µs",
+                f"{1e6 * line['slope']:.4g} µs",
                 f"{100 * line['deviation']:.0f} %",
             ]
         )

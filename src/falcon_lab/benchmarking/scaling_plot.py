@@ -55,7 +55,7 @@ def _curve(axis: Axes, curve: Mapping[str, Any], colour: str) -> None:
         [1000 * (point["high"] - point["seconds"]) for point in points],
     ]
     label = (
-        f"{curve['what']}: {1000 * line['intercept']:.2g} ms + {1e6 * line['slope']:.2g} µs each"
+        f"{curve['what']}: {1000 * line['intercept']:.3g} ms + {_micro(line['slope'])} µs each"
         f" (± {100 * line['deviation']:.0f} %)"
     )
     axis.errorbar(
@@ -64,6 +64,11 @@ def _curve(axis: Axes, curve: Mapping[str, Any], colour: str) -> None:
     smooth = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 60) for step in range(61)]
     fitted = [1000 * (line["intercept"] + line["slope"] * size) for size in smooth]
     axis.plot(smooth, fitted, color=colour, linestyle="--", linewidth=1.2)
+
+
+def _micro(seconds: float) -> str:
+    """Microseconds with two figures, never as a power of ten."""
+    return f"{1e6 * seconds:.0f}" if seconds >= 1e-5 else f"{1e6 * seconds:.2g}"
 
 
 def _dress(axis: Axes, name: str, sizes: list[int]) -> None:
