@@ -147,8 +147,9 @@ class Drafter(Protocol):
     """Proposes tokens. Trainable drafters are also ``nn.Module`` s and ``TrainableDrafter`` s.
 
     Decoding calls ``reset`` with the first token of a sequence, ``observe`` with the positions of
-    the prompt (in parts, where it is long), and then per round ``draft`` once a pass and ``observe`` once. A drafter owns its
-    caches; whatever ``draft`` wrote is provisional until the next ``observe``.
+    the prompt (in parts, where it is long), and then per round ``draft`` once a pass and
+    ``observe`` once. A drafter owns its caches; whatever ``draft`` wrote is provisional until the
+    next ``observe``.
 
     Attributes:
         block: tokens that one pass predicts, k.
