@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,27 @@ def test_marking_changes_neither_the_engine_nor_what_it_does() -> None:
     assert marked.generate() == engine.generate() == 8
     assert type(engine.drafter) is Part
     assert marked.drafter.width == 3
+
+
+def test_every_pass_over_a_prompt_lies_inside_a_range(tmp_path: Path) -> None:
+    class Target:
+        def read(self, parts: int) -> Iterator[torch.Tensor]:
+            for part in range(parts):
+                yield torch.full((2,), part)
+
+    class Reader:
+        def __init__(self) -> None:
+            self.target = Target()
+
+    read: list[torch.Tensor] = []
+    path = tmp_path / "trace.json"
+    write_trace(path, {"it": Reader()}, lambda engine: read.extend(engine.target.read(3)))
+    assert [int(part[0]) for part in read] == [0, 1, 2]
+    events = json.loads(path.read_text())["traceEvents"]
+    ranges = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "prefill"]
+    filled = [e["ts"] for e in events if e["name"] == "aten::full"]
+    assert len(filled) == 3
+    assert all(any(start <= at <= stop for start, stop in ranges) for at in filled)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ TOKENS = 16
 """New tokens of a traced generation: some rounds, in a file that a browser can open."""
 
 PARTS: dict[str, dict[str, str]] = {
-    "target": {"prefill": "prefill", "verify": "verify", "step": "verify"},
+    "target": {"read": "prefill", "verify": "verify", "step": "verify"},
     "drafter": {"draft": "draft", "observe": "observe"},
     "tree_builder": {"start": "tree", "grow": "tree", "finish": "tree"},
     "rule": {"__call__": "accept"},
@@ -77,6 +77,18 @@ class _Marked:
 
         def marked(*arguments: Any, **options: Any) -> Any:
             with record_function(self._ranges[name]):
-                return found(*arguments, **options)
+                given = found(*arguments, **options)
+            return _each(given, self._ranges[name]) if isinstance(given, Iterator) else given
 
         return marked
+
+
+def _each(passes: Iterator[Any], name: str) -> Iterator[Any]:
+    """The same, each one made inside a range."""
+    none = object()
+    while True:
+        with record_function(name):
+            made = next(passes, none)
+        if made is none:
+            return
+        yield made
