@@ -56,6 +56,22 @@ def test_a_json_file_holds_overrides_with_their_types(tmp_path: Path) -> None:
     assert found == {"a.b": None, "c": "None", "d": [1, True]}
 
 
+def test_a_part_of_a_yaml_is_taken_in_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.yaml"
+    file.write_text('tree: {name: static, template: ["0", "00"]}\nseed: 3\n')
+    found = parse_overrides([str(file), "seed=4"])
+    tree = {"tree": {"name": "static", "template": ["9"], "max_depth": 1}, "seed": 1}
+    apply_overrides(tree, found, {"tree": "chain"})
+    # The same component keeps the options that the part says nothing of; later words win.
+    assert tree == {"tree": {"name": "static", "template": ["0", "00"], "max_depth": 1}, "seed": 4}
+    other = {"tree": {"name": "chain", "depth": 9}}
+    apply_overrides(other, found, {"tree": "chain"})
+    assert other["tree"] == {"name": "static", "template": ["0", "00"]}
+    assert found[0].label == f"override '{file}'"
+    with pytest.raises(ConfigError, match=r"gone\.yaml: no such file"):
+        parse_overrides([str(tmp_path / "gone.yaml")])
+
+
 @pytest.mark.parametrize(
     ("content", "expected"), [("[1]", "no JSON object"), ("{", "no JSON file"), (None, "No such")]
 )

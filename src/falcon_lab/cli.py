@@ -266,6 +266,72 @@ def bench(
     measure(experiment, wanted, progress, assistant=assistant, trace=profile, into=into)
 
 
+@main.command(context_settings=PASS_OVERRIDES)
+@words_argument("DRAFTER [KEY=VALUE]...")
+@click.option("--target", help="A built-in target, a hub id or a folder.")
+@click.option(
+    "--tree",
+    "trees",
+    multiple=True,
+    help="Compare with this: NAME, NAME,depth=6 or a YAML; all that ship when left out.",
+)
+@click.option(
+    "--prompts",
+    "source",
+    default="validation",
+    show_default=True,
+    help="What to tune on: a set or a JSONL file, as evaluation.prompts.name.",
+)
+@click.option("--texts", type=click.IntRange(2), default=48, show_default=True, help="Of them.")
+@click.option(
+    "--nodes", type=click.IntRange(1), default=64, show_default=True, help="The largest tree."
+)
+@click.option(
+    "--depth", type=click.IntRange(1), default=12, show_default=True, help="The longest path."
+)
+@click.option("--max-new-tokens", type=int)
+@click.option("--seed", type=int)
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("tuned"),
+    show_default=True,
+    help="Folder for tuned.yaml, tune.json and plots.",
+)
+def tune(
+    words: Sequence[str],
+    trees: tuple[str, ...],
+    source: str,
+    texts: int,
+    nodes: int,
+    depth: int,
+    into: Path,
+    **options: Any,
+) -> None:
+    """Find the tree that makes a drafter fastest on this machine, and measure it beside others.
+
+    Measures what rounds cost, looks where the drafter is right on prompts that are not those of the
+    measurement, and builds the static tree and the confidence with the most expected tokens a
+    second. tuned.yaml is then an override: lightning run experiments/csgd.yaml tuned.yaml. Other
+    arguments are overrides too, such as target.lean=true or evaluation.threads=1.
+    """
+    from falcon_lab.commands.settings import bench_experiment, read_json
+
+    name, overrides = first_and_rest(words, "a saved drafter's folder")
+    drafter = Path(name)
+    saved = read_json(drafter / "config.json")
+    from falcon_lab.tuning.rows import shipped_trees
+
+    rows = trees or shipped_trees(int(saved.get("drafter", {}).get("block", 1)))
+    experiment = bench_experiment(
+        drafter, rows, engine_overrides({**options, "overrides": overrides})
+    )
+    from falcon_lab.commands.tune import tune_tree
+    from falcon_lab.tuning.stage import Limits
+
+    tune_tree(experiment, Limits(texts, source, nodes, depth), into, partial(click.echo, err=True))
+
+
 @main.command()
 @click.option("--strict", is_flag=True, help="Exit with 1 when a plug-in did not load.")
 @click.pass_context

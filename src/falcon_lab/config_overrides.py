@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.config_errors import ConfigError
-from falcon_lab.config_tree import parse_value
+from falcon_lab.config_tree import parse_value, read_yaml
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,27 @@ class Override:
 def parse_overrides(texts: Iterable[str], *, label: str = "override") -> list[Override]:
     """Read ``key=value`` and ``--key=value``; a bare ``None`` is null, as W&B sweeps mean it.
 
-    A sweep's other styles too: ``+key=value``, ``++key=value``, and a JSON file of dotted keys.
+    A sweep's other styles too: ``+key=value``, ``++key=value``, and a JSON file of dotted keys. A
+    part of an experiment's YAML is taken in by its file's name.
 
     Raises:
-        ConfigError: no ``=``, no key, or a value that is no YAML.
+        ConfigError: no ``=``, no key, a value that is no YAML, or a file that is none.
     """
     found: list[Override] = []
     for text in texts:
         if text.endswith(".json") and "=" not in text:
             found += _from_file(Path(text), f"{label} {text!r}")
+        elif is_yaml(text):
+            part, _ = read_yaml(Path(text))
+            found += [Override(key, value, f"{label} {text!r}") for key, value in part.items()]
         else:
             found.append(_parse(text, label))
     return found
+
+
+def is_yaml(text: str) -> bool:
+    """Whether an override is the name of a YAML file."""
+    return text.endswith((".yaml", ".yml")) and "=" not in text
 
 
 def apply_overrides(

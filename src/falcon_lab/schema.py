@@ -165,8 +165,8 @@ class PromptsConfig:
     """What is asked at evaluation."""
 
     name: str = "heldout"
-    """``heldout`` (of the data's corpus), ``stdlib``, ``humaneval``, ``gsm8k``, ``mt_bench``, or a
-    JSONL file in the MT-bench format."""
+    """``heldout`` or ``validation`` (of the data's corpus), ``stdlib``, ``humaneval``, ``gsm8k``,
+    ``mt_bench``, or a JSONL file in the MT-bench format."""
     limit: int | None = None
     """Prompts at the most."""
     prompt_tokens: int = 96

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.commands.settings import decoding_experiment
+from falcon_lab.commands.settings import bench_experiment, decoding_experiment
 from falcon_lab.config_errors import ConfigError
 from falcon_lab.errors import FalconLabError
 
@@ -53,3 +53,26 @@ def test_a_folder_without_a_description_is_named(tmp_path: Path, content: str | 
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(FalconLabError, match=str(tmp_path / "config.json")):
         decoding_experiment(tmp_path, [])
+
+
+def test_an_overridden_tree_is_the_experiments_own_and_no_rows(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "drafter", {"name": "one"})
+    own = ["tree.name=static", "tree.template=k2-8"]
+    found = bench_experiment(folder, ["chain,depth=3", "static"], own)
+    rows = {name: row.tree for name, row in found.evaluation.methods.items()}
+    assert found.tree["template"] == "k2-8"
+    assert (rows["chain depth=3"] or {})["depth"] == 3
+    assert (rows["static"] or {})["template"] == "auto"
+    shared = bench_experiment(folder, ["chain"], ["tree.depth=7"]).evaluation.methods
+    assert (shared["chain"].tree or {})["depth"] == 7
+
+
+def test_a_tree_in_a_file_brings_its_controller(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "drafter", {"name": "one"})
+    file = tmp_path / "tuned.yaml"
+    controller = "controller: {name: confidence, threshold: 0.4}"
+    file.write_text(f'tree: {{name: static, template: ["0", "1"]}}\n{controller}\n')
+    rows = bench_experiment(folder, [str(file), "chain"], []).evaluation.methods
+    assert (rows[str(file)].tree or {})["template"] == ["0", "1"]
+    assert (rows[str(file)].controller or {})["threshold"] == 0.4
+    assert rows["chain"].controller is None

@@ -40,6 +40,16 @@ def test_held_out_prompts_are_beginnings_of_held_out_documents_cut_at_a_token() 
         assert 18 <= len(ids(turn)) <= 20
 
 
+def test_validation_prompts_are_beginnings_of_validation_documents() -> None:
+    prompts = load("validation", limit=4, prompt_tokens=20)
+    assert [prompt.id for prompt in prompts] == [f"generated/validation/0/{n}" for n in range(4)]
+    assert {prompt.category for prompt in prompts} == {"validation"}
+    for prompt, document in zip(prompts, generate_modules("validation", 4), strict=True):
+        assert document.startswith(prompt.turns[0])
+    held_out = {prompt.turns[0] for prompt in load(limit=4, prompt_tokens=20)}
+    assert held_out.isdisjoint(prompt.turns[0] for prompt in prompts)
+
+
 def test_half_of_a_document_at_least_is_left_to_write() -> None:
     for prompt, document in zip(
         load(prompt_tokens=9999), generate_modules("heldout", 32), strict=True
@@ -131,7 +141,7 @@ def test_an_empty_prompt_file_an_unknown_set_and_bad_limits_are_errors(tmp_path:
     with pytest.raises(FalconLabError, match=r"prompts\.jsonl: the file has no prompt in it"):
         load(str(file))
     with pytest.raises(
-        FalconLabError, match="no such file, and none of heldout, stdlib, humaneval"
+        FalconLabError, match="no such file, and none of heldout, validation, stdlib, humaneval"
     ):
         load("humanevil")
     with pytest.raises(FalconLabError, match="limit is 0"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.config import load_experiment
+from falcon_lab.config_overrides import is_yaml
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import Experiment, MethodConfig
 
@@ -36,8 +37,10 @@ def bench_experiment(
 
     Args:
         drafter: a saved drafter's folder.
-        trees: ``NAME`` or ``NAME,key=value,…``; none stands for a chain and the default tree.
-        overrides: of the configuration.
+        trees: ``NAME`` or ``NAME,key=value,…``, or a YAML with ``tree``, and ``controller`` if it
+            brings its own; none stands for a chain and the default tree.
+        overrides: of the configuration; with a ``tree.name`` among them, those of the tree are
+            the experiment's own and no row's.
 
     Raises:
         FalconLabError: as above, or trees without a drafter.
@@ -47,20 +50,31 @@ def bench_experiment(
         if trees:
             raise FalconLabError("--tree needs a drafter: --drafter DIR or drafter.name=NAME")
         return experiment
+    shared = overrides
+    if any(key_of(word) == "tree.name" for word in overrides):
+        shared = [word for word in overrides if not key_of(word).startswith("tree.")]
     for text in trees or DEFAULT_TREES:
         name, *options = re.split(r",(?=[\w.]+=)", text)
-        own = [f"tree.name={name}", *(f"tree.{option}" for option in options)]
+        file = is_yaml(name)
+        own = [name if file else f"tree.name={name}", *(f"tree.{option}" for option in options)]
+        with_own = decoding_experiment(drafter, [*shared, *own])
         experiment.evaluation.methods[" ".join([name, *options])] = MethodConfig(
             drafter=None if drafter else experiment.drafter,
             drafter_path=str(drafter) if drafter else None,
-            tree=decoding_experiment(drafter, [*overrides, *own]).tree,
+            tree=with_own.tree,
+            controller=with_own.controller if file else None,
         )
     return experiment
 
 
+def key_of(override: str) -> str:
+    """``tree.depth`` of ``--tree.depth=6``."""
+    return override.lstrip("-+").partition("=")[0]
+
+
 def names_a_drafter(overrides: Sequence[str]) -> bool:
     """Whether some override is about the drafter, as in ``drafter.name=lookup``."""
-    return any(word.removeprefix("--").startswith("drafter") for word in overrides)
+    return any(key_of(word).startswith("drafter") for word in overrides)
 
 
 def target_overrides(folder: Path) -> list[str]:

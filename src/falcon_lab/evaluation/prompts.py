@@ -16,6 +16,8 @@ from falcon_lab.schema import PromptsConfig
 
 HELDOUT = 32
 """Held-out prompts when no limit is given."""
+OF_CORPUS = ("heldout", "validation", "stdlib")
+"""Sets that are cut from a corpus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,9 @@ def load_prompts(config: PromptsConfig, *, corpus: str, tokenizer: Any, seed: in
     """The prompts that a configuration asks for.
 
     ``texts`` come first; else ``heldout`` (documents of ``corpus`` that nothing was trained on),
-    ``stdlib`` (its held-out functions, from ``def`` to the docstring), ``humaneval``, ``gsm8k``
-    or ``mt_bench`` from the hub, or a JSONL file in the MT-bench format.
+    ``validation`` (those that training looked at without learning them), ``stdlib`` (its held-out
+    functions, from ``def`` to the docstring), ``humaneval``, ``gsm8k`` or ``mt_bench`` from the
+    hub, or a JSONL file in the MT-bench format.
 
     Args:
         config: the ``evaluation.prompts`` section.
@@ -60,13 +63,10 @@ def load_prompts(config: PromptsConfig, *, corpus: str, tokenizer: Any, seed: in
 def _prompts(config: PromptsConfig, name: str, tokenizer: Any, seed: int) -> Iterator[Prompt]:
     if config.texts:
         return _own(config.texts)
-    if config.name in ("heldout", "stdlib"):
-        source = "stdlib" if config.name == "stdlib" else name
+    if config.name in OF_CORPUS:
         if config.prompt_tokens < 1:
             raise FalconLabError("evaluation.prompts.prompt_tokens must be at least 1")
-        return islice(
-            _heldout(source, config.prompt_tokens, tokenizer, seed), config.limit or HELDOUT
-        )
+        return islice(_of_corpus(config, name, tokenizer, seed), config.limit or HELDOUT)
     if config.name in HUB:
         return _from_hub(config.name)
     return read_prompts(Path(config.name))
@@ -82,15 +82,18 @@ def _own(texts: Sequence[str]) -> Iterator[Prompt]:
 # --- held-out data ------------------------------------------------------------------------------
 
 
-def _heldout(source: str, tokens: int, tokenizer: Any, seed: int) -> Iterator[Prompt]:
-    if source == "stdlib":
+def _of_corpus(
+    config: PromptsConfig, source: str, tokenizer: Any, seed: int
+) -> Iterator[Prompt]:
+    tokens = config.prompt_tokens
+    if config.name == "stdlib" or (config.name, source) == ("heldout", "stdlib"):
         for name, text in heldout_functions(seed):
             yield Prompt(name, "stdlib", [_beginning(text, tokens, tokenizer, whole=True)])
         return
-    for document in corpus(source, split="heldout", seed=seed):
+    for document in corpus(source, split=config.name, seed=seed):
         turns = _turns(document, tokens, tokenizer)
         if turns:
-            yield Prompt(document.id, "heldout", turns)
+            yield Prompt(document.id, config.name, turns)
 
 
 def _turns(document: Document, tokens: int, tokenizer: Any) -> list[str]:
@@ -133,7 +136,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
         FalconLabError: no such file, no prompt in it, or a line that is none, with its number.
     """
     if not path.is_file():
-        known = ", ".join(("heldout", "stdlib", *HUB))
+        known = ", ".join((*OF_CORPUS, *HUB))
         raise FalconLabError(
             f"evaluation.prompts.name is {str(path)!r}: no such file, and none of {known}"
         )

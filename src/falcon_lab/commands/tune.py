@@ -1,0 +1,30 @@
+"""``falcon-lab tune``: the tree that fits a drafter and this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from falcon_lab.reporting.results import write_results
+from falcon_lab.schema import Experiment
+from falcon_lab.tuning.fragment import write_fragment
+from falcon_lab.tuning.plots import write_plots
+from falcon_lab.tuning.stage import Limits, tune
+from falcon_lab.tuning.table import format_tune
+
+YAML, JSON = "tuned.yaml", "tune.json"
+
+
+def tune_tree(
+    experiment: Experiment, limits: Limits, folder: Path, announce: Callable[[str], None]
+) -> None:
+    """Tune, print the tables, and write the tree, the results and the plots into a folder."""
+    results = tune(experiment, limits, announce)
+    click.echo(format_tune(results))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_results(folder / JSON, results)
+    write_plots(folder, results)
+    written = write_fragment(folder / YAML, results)
+    click.echo(f"\nthe tree: {written}; tables and answers: {folder / JSON}")

@@ -1,0 +1,144 @@
+"""Choose a static tree and when to stop drafting: look, search, look again where the tree leads.
+
+Which rounds there are depends on the tree: they start behind what it accepted. So the search is
+repeated on the rounds of the tree that the last search found, together with those before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from falcon_lab.protocols import Drafter
+from falcon_lab.trees.paths import Path
+from falcon_lab.tuning.acceptance import odds
+from falcon_lab.tuning.costs import Costs
+from falcon_lab.tuning.probing import Follow, Look, walk
+from falcon_lab.tuning.search import Candidate, best_tree
+from falcon_lab.tuning.texts import Text
+
+THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Of the ``confidence`` controller."""
+ROUNDS = 4
+"""Searches at the most."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tree, a rule of stopping, and what they promise on the rounds that were looked at.
+
+    Attributes:
+        candidate: the tree.
+        threshold: of the ``confidence`` controller; None is ``fixed``.
+    """
+
+    candidate: Candidate
+    threshold: float | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The tree's nodes."""
+        return self.candidate.paths
+
+
+def logarithm(threshold: float | None) -> float:
+    """Of a threshold; no threshold is never reached."""
+    return -math.inf if threshold is None else math.log(threshold)
+
+
+def search(
+    looks: Sequence[Look], costs: Costs, block: int, *, nodes: int, depth: int
+) -> tuple[Choice, list[Choice]]:
+    """The best tree over all numbers of passes and all thresholds, and the best of each threshold.
+
+    Args:
+        looks: rounds.
+        costs: of this machine.
+        block: k.
+        nodes: most draft tokens.
+        depth: longest path; whole passes of it count.
+    """
+    found = []
+    for threshold in (None, *THRESHOLDS):
+        asking, best = threshold is not None, None
+        for passes in range(1, max(depth // block, 1) + 1):
+            chances = odds(looks, block, passes, logarithm(threshold))
+            floor = best.rate if best else 0.0
+            tree = best_tree(chances, costs, block, nodes, asking=asking, floor=floor)
+            best = tree if best is None or tree.rate > best.rate else best
+        assert best is not None
+        found.append(Choice(best, threshold))
+    return max(found, key=lambda choice: choice.candidate.rate), found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What choosing came to.
+
+    Attributes:
+        choice: the best.
+        by_threshold: the best for every threshold, without one first.
+        looks: all rounds that were looked at.
+        own: those of the last walk: the rounds of the tree before the last search.
+    """
+
+    choice: Choice
+    by_threshold: list[Choice]
+    looks: list[Look]
+    own: list[Look]
+
+
+def choose(
+    texts: Sequence[Text],
+    drafter: Drafter,
+    costs: Costs,
+    start: Sequence[Path],
+    *,
+    nodes: int,
+    depth: int,
+    announce: Callable[[str], None],
+) -> Chosen:
+    """Search until the tree leads to itself.
+
+    Args:
+        texts: the target's own.
+        drafter: with block k.
+        costs: of this machine.
+        start: a tree to begin with.
+        nodes: most draft tokens.
+        depth: longest path.
+        announce: takes one line for the user at a time.
+    """
+    take = partial(walk, drafter=drafter, depth=depth, lowest=logarithm(THRESHOLDS[0]))
+    looks: list[Look] = []
+    follow, choice = Follow(start), None
+    for turn in range(ROUNDS):
+        own = [found for text in texts for found in take(text, follow=follow, skip=turn)]
+        looks += own
+        before, (choice, table) = (
+            choice,
+            search(looks, costs, drafter.block, nodes=nodes, depth=depth),
+        )
+        announce(_line(choice, len(looks)))
+        same = before is not None and (before.paths, before.threshold) == (
+            choice.paths,
+            choice.threshold,
+        )
+        if same:
+            break
+        follow = Follow(choice.paths, logarithm(choice.threshold))
+    assert choice is not None
+    return Chosen(choice, table, looks, own)
+
+
+def _line(choice: Choice, rounds: int) -> str:
+    tree, stopping = choice.candidate, "no controller"
+    if choice.threshold is not None:
+        stopping = f"confidence {choice.threshold:g}"
+    height = max(map(len, tree.paths), default=0)
+    return (
+        f"  after {rounds} rounds: {len(tree.paths)} nodes, depth {height}, {stopping}, "
+        f"{tree.tokens:.2f} tokens in {1000 * tree.seconds:.2f} ms"
+    )

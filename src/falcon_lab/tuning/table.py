@@ -1,0 +1,119 @@
+"""What tuning found as aligned plain text. Works on the results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from falcon_lab.evaluation.table import (
+    NOTHING,
+    align,
+    identical_text,
+    name_of,
+    number,
+    percent,
+    speedup_text,
+    warnings,
+)
+
+ROWS = (
+    "tree",
+    "nodes",
+    "passes",
+    "τ pred.",
+    "τ",
+    "ms a round pred.",
+    "ms",
+    "speed-up predicted [95 %]",
+    "measured [95 %]",
+    "chosen over it [95 %]",
+    "identical",
+)
+
+
+def format_tune(results: Mapping[str, Any]) -> str:
+    """The tables of tuning: costs, acceptance, and every tree predicted and measured.
+
+    Args:
+        results: of ``tune``.
+    """
+    found = results["tune"]
+    rows = [_row(name, s, found) for name, s in results["methods"].items()]
+    blocks = [_costs(found), _acceptance(found["acceptance"]["any"]), align([ROWS, *rows])]
+    return "\n\n".join([*blocks, "\n".join(_notes(results))])
+
+
+def _costs(found: Mapping[str, Any]) -> str:
+    costs = found["costs"]
+    points = [(n, 1000 * s) for n, s in costs["verify"]]
+    curve = align(
+        [
+            ("draft tokens", *(f"{n:.3g}" for n, _ in points), ""),
+            ("verify, ms", *(f"{ms:.2f}" for _, ms in points), ""),
+        ]
+    )
+    parts = {
+        "first pass": costs["first"],
+        "later pass": costs["later"],
+        "each further block": costs["block"],
+        "confidence, a pass": costs["asking"],
+        "rest of a round": costs["fixed"],
+        "plain step": costs["step"],
+        **{f"{name}, more a pass": seconds for name, seconds in costs["builders"].items()},
+    }
+    listed = ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in parts.items())
+    return f"{curve}\nms: {listed}"
+
+
+def _acceptance(table: Sequence[Mapping[str, Any]]) -> str:
+    if not table:
+        return "no round had a token to be found"
+    ranks = len(table[0]["ranks"])
+    head = ("accepted, %", *(f"rank {r}" for r in range(ranks)), "beyond", "rounds")
+    rows = [
+        (
+            f"depth {row['depth']}",
+            *(percent(share) for share in row["ranks"]),
+            percent(row["beyond"]),
+            str(row["rounds"]),
+        )
+        for row in table
+    ]
+    return align([head, *rows])
+
+
+def _row(name: str, summary: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
+    predicted = found["predicted"].get(name)
+    over = found["over"].get(name)
+    marked = f"{name_of(name, summary)}{' *' if name == found['chosen'] else ''}"
+    per_token = summary["decode_tokens_per_second"]
+    tau = summary["tau"] or 1.0
+    return (
+        marked,
+        number(summary["nodes_per_round"], 1),
+        number(summary["passes_per_round"], 1),
+        number(predicted["tau"] if predicted else None, 2),
+        number(summary["tau"], 2),
+        number(predicted["milliseconds"] if predicted else None, 2),
+        number(1000 * tau / per_token if per_token else None, 2),
+        speedup_text(predicted["speedup"]) if predicted else NOTHING,
+        speedup_text(summary["speedup"]),
+        speedup_text(over),
+        identical_text(summary),
+    )
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    found = results["tune"]
+    texts, limits = found["texts"], found["limits"]
+    notes = [
+        f"Tuned on the target's greedy answers to {texts['count']} prompts of {limits['source']} "
+        f"({texts['tokens']} tokens, {found['rounds']} rounds); measured on other prompts, in one "
+        "process and in turns.",
+        "Accepted: share of the rounds whose true token is the candidate of that rank, the path "
+        "before it being right.",
+        f"* is chosen: {results['labels'][found['chosen']]}.",
+    ]
+    if results["experiment"]["evaluation"]["temperature"] > 0:
+        notes.append("Predictions are those of greedy decoding, which stands in for sampling here.")
+    return notes + [f"! {line}" for line in warnings(results)]
