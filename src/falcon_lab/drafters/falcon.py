@@ -8,14 +8,17 @@ Shapes: B batch, T rows, A anchors, R prediction rows, k block, H hidden.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
 from falcon_lab.distillation.compiling import Compiled, Compiler
 from falcon_lab.drafters.falcon_batch import FalconSequences
 from falcon_lab.drafters.falcon_decoding import Decoding
+from falcon_lab.drafters.falcon_passes import CompiledPasses, Passes
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.lanes import Lanes
 from falcon_lab.drafters.relaxed_mask import (
@@ -70,6 +73,7 @@ class FalconDrafter(nn.Module):
         self.offsets: nn.Parameter | None = None
         if config.query == "newest":
             self.offsets = nn.Parameter(0.02 * torch.randn(config.block, self.host.hidden_size))
+        self.passes: Passes = Passes(self.fuse, self.backbone)
         self._decoding = Decoding(self)
 
     # --- training ---------------------------------------------------------------------------
@@ -220,7 +224,15 @@ class FalconDrafter(nn.Module):
         """Rows of a sequence, and of a round's blocks: at most one a node in every pass."""
         passes = -(-tree.max_depth // self.block)
         provisional = max(1, passes * tree.max_nodes) * self.block
-        return positions + provisional * (1 if self.offsets is None else 2)
+        rows = positions + provisional * (1 if self.offsets is None else 2)
+        return rows + self.passes.spare
+
+    def compiled(self, announce: Announce, compiler: PassCompiler = compile_ahead) -> Self:
+        """The same drafter and weights, drafting through compiled passes."""
+        other = copy.copy(self)
+        other.passes = CompiledPasses(self.fuse, self.backbone, announce, compiler)
+        other._decoding = Decoding(other)
+        return other
 
     def observe(self, observation: Observation) -> None:
         """Append rows; the next ``draft`` computes them."""

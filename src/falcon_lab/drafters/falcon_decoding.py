@@ -160,7 +160,7 @@ class Decoding:
         """Append ``[n]`` tokens and ``[n, H]`` features to the fused rows."""
         joined = self._drafter.join(tokens, features).unsqueeze(0)
         self._dtype = joined.dtype
-        fused, self._state = self._drafter.fuse(joined, self._state)
+        fused, self._state = self._drafter.passes.fuse(joined, self._state)
         recent = self._recent
         self._recent = fused if recent is None else torch.cat([recent, fused], dim=1)
         self._length += tokens.shape[0]
@@ -217,7 +217,7 @@ class Decoding:
         return hidden
 
     def _window_layout(self, start: int, stop: int, extra: int) -> tuple[Tensor, Tensor | None]:
-        """Positions ``[1, W + E]`` and mask ``[1, W + E, stop + E]``, None where all see all."""
+        """Positions ``[1, W + E]`` and mask ``[1, W + E, W + E]``, None where all see all."""
         block = self._block
         self._reserve(stop + extra)
         positions, index = self._positions[start:stop], self._index[start:stop]
@@ -235,7 +235,7 @@ class Decoding:
             newest = stop - 1 if causal else 0
             positions = torch.cat([positions, self._positions[newest].expand(extra)])
             horizon = torch.cat([horizon, self._index[stop + extra - 1].expand(extra)])
-        mask = self._index[: stop + extra] <= horizon.unsqueeze(1)
+        mask = self._index[start : stop + extra] <= horizon.unsqueeze(1)
         return positions.unsqueeze(0), mask.unsqueeze(0)
 
     # --- later passes -----------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Decoding:
         if last is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         joined = drafter.join(frontier.tokens, last.features[frontier.parents])
-        fused, state = drafter.fuse(joined, branch(last.state, frontier.parents))
+        fused, state = drafter.passes.fuse(joined, branch(last.state, frontier.parents))
         count = fused.shape[0]
         own = torch.eye(count, dtype=torch.bool, device=fused.device)
         visible = torch.cat([last.visible[frontier.parents], own], dim=1)
@@ -276,18 +276,20 @@ class Decoding:
         return torch.cat([positions.repeat(count), newest.repeat(count)]).unsqueeze(0)
 
     def _block_mask(self, visible: Tensor, chain: bool) -> Tensor | None:
-        """``[1, rows, S]``: the committed rows, the ancestors' blocks and the block itself."""
+        """``[1, rows, P·k]`` (and the queries): the ancestors' blocks and the block itself.
+
+        What is committed is seen by all.
+        """
         block, count = self._block, visible.shape[0]
         if chain and self._drafter.offsets is None:
             return None
         tree = visible.repeat_interleave(block, 0).repeat_interleave(block, 1)
-        committed = tree.new_ones(count * block, self._length)
         if self._drafter.offsets is None:
-            return torch.cat([committed, tree], dim=1).unsqueeze(0)
+            return tree.unsqueeze(0)
         causal = tree.new_ones(block, block).tril().repeat(count, count)
         older, newer = tree.split([tree.shape[1] - count * block, count * block], dim=1)
-        context = torch.cat([committed, older, newer & causal, torch.zeros_like(newer)], dim=1)
-        query = torch.cat([committed, tree, newer], dim=1)
+        context = torch.cat([older, newer & causal, torch.zeros_like(newer)], dim=1)
+        query = torch.cat([tree, newer], dim=1)
         return torch.cat([context, query]).unsqueeze(0)
 
     # --- the cache --------------------------------------------------------------------------
@@ -296,6 +298,7 @@ class Decoding:
         """Make room for that many rows, in the cache and in the tables of positions."""
         cache, backbone = self._cache, self._drafter.backbone
         most = self._drafter.host.max_positions
+        rows += self._drafter.passes.spare
         if cache is None:
             room = max(self._room, rows)
             cache = GrowingCache(self._drafter.config.layers, room, backbone.layout, most)
@@ -310,9 +313,7 @@ class Decoding:
         """One backbone call; its rows lie in the cache from ``first`` on."""
         assert self._cache is not None
         self._cache.truncate(first)
-        return self._drafter.backbone(
-            embeddings=rows, positions=positions, mask=mask, cache=self._cache
-        )
+        return self._drafter.passes.blocks(rows, positions, mask, self._cache)
 
 
 def branch(state: State | None, parents: Tensor) -> State | None:

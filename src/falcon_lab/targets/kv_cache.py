@@ -47,6 +47,7 @@ class KVCache(Cache):
         self._filled = [0] * layers
         self._rows: list[tuple[Tensor, Tensor] | None] = [None] * layers  # each [B, G, C, D]
         self._layout = layout
+        self._flat: tuple[list[Tensor], list[Tensor]] | None = None  # _rows, for ``tensors``
         self._pools: list[Tensor] = []  # [..., C, D]: what commit moves rows in
         self._shared: dict[tuple[int, ...], list[Tensor]] = {}  # layers -> their two pools
 
@@ -86,6 +87,24 @@ class KVCache(Cache):
         values[:, :, start:stop] = value_states
         self._filled[layer_idx] = self.length = stop
         return keys[:, :, :stop], values[:, :, :stop]
+
+    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of all layers, ``[B, G, C, D]`` each, for a pass that writes its rows
+        itself and then calls ``advance``.
+
+        Raises:
+            FalconLabError: a layer keeps no rows of its own, or nothing was read yet.
+        """
+        if self._flat is None:
+            pairs = [pair for pair in self._rows if pair is not None]
+            if len(pairs) < len(self._rows):
+                raise FalconLabError("not every layer has keys and values of its own")
+            self._flat = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return self._flat
+
+    def advance(self, new: int) -> None:
+        """Count ``new`` rows that were written at ``length``."""
+        self._set_length(self.length + new)
 
     def commit(self, start: int, path: Tensor) -> None:
         """Keep rows ``start + path[i]`` as rows ``start + i`` and drop the others after ``start``.
@@ -156,6 +175,7 @@ class KVCache(Cache):
             keys, values = self._own(key), self._own(value)
             self._pools += [keys, values]
         self._rows[layer] = keys, values
+        self._flat = None
         return keys, values
 
     def _pool(self, like: Tensor, layers: int) -> Tensor:

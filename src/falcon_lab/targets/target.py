@@ -6,6 +6,7 @@ S keys (cached rows and the new ones), H hidden, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,6 +14,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.rows import SPARE, CompiledRows
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import DecodingConfig
 from falcon_lab.targets.backbone import Backbone
@@ -80,6 +83,8 @@ class Target:
         self.max_positions = max_positions(self.config)
         self.eos_ids = end_tokens(model, tokenizer)
         self.fingerprint = fingerprint(model, tokenizer)
+        self._compiled: CompiledRows | None = None
+        self._spare = 0  # cache rows that a pass needs beyond those of its sequence
         self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
 
     @property
@@ -118,11 +123,11 @@ class Target:
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted."""
-        return self.backbone.new_cache(capacity)
+        return self.backbone.new_cache(capacity + self._spare)
 
     def kv_bytes(self, capacity: int) -> int:
         """Memory that a cache of that capacity takes, exactly."""
-        return self.backbone.layout.bytes(capacity)
+        return self.backbone.layout.bytes(capacity + self._spare)
 
     @torch.no_grad()
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
@@ -170,9 +175,19 @@ class Target:
             )[0]
             yield TargetOutput(self.head(hidden[-1:]), hidden)
 
+    def compiled(self, announce: Announce, compiler: PassCompiler = compile_ahead) -> Self:
+        """The same model, whose steps and verifications are compiled passes (``compiling``)."""
+        other = copy.copy(self)
+        other._compiled = CompiledRows(self.backbone, self.head, "target", announce, compiler)
+        other._spare = SPARE
+        return other
+
     @torch.no_grad()
     def step(self, token: Tensor, cache: KVCache) -> TargetOutput:
         """Read one token (0-d long)."""
+        if self._compiled is not None and self._compiled.takes(1, cache):
+            positions = self._range(cache.length, 1)[0]
+            return self._through(self._compiled, token.view(1), positions, None, cache)
         hidden = self.backbone(
             tokens=token.view(1, 1), positions=self._range(cache.length, 1), mask=None, cache=cache
         )[0]
@@ -190,6 +205,9 @@ class Target:
             return self.step(tree.tokens[0], cache)
         if start + nodes > self.max_positions:  # only near the end is the depth worth a look
             self._range(start, tree.max_depth + 1)
+        if self._compiled is not None and self._compiled.takes(nodes, cache):
+            positions = tree.depth + start
+            return self._through(self._compiled, tree.tokens, positions, tree.ancestors, cache)
         hidden = self.backbone(
             tokens=tree.tokens[None],
             positions=(tree.depth + start)[None],
@@ -197,6 +215,17 @@ class Target:
             cache=cache,
         )[0]
         return TargetOutput(self.head(hidden), hidden)
+
+    @staticmethod
+    def _through(
+        compiled: CompiledRows,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+    ) -> TargetOutput:
+        hidden, logits = compiled(tokens, positions, mask, cache)
+        return TargetOutput(logits, hidden)
 
     # --- several sequences at once ----------------------------------------------------------
 

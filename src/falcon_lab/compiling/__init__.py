@@ -1,0 +1,1 @@
+"""Forward passes of fixed shape, compiled ahead of time."""
