@@ -111,6 +111,9 @@ CHECKS: dict[str, Check] = {
     "target.lean=true --json bench.json --profile trace.json": whole(
         "--max-new-tokens=8", "evaluation.prompts.limit=1", "evaluation.repeats=1"
     ),
+    "falcon-lab bench --drafter runs/smoke/drafter --batch-sizes 1,4,8 target.lean=true": whole(
+        "--max-new-tokens=8", "evaluation.prompts.limit=3", "evaluation.repeats=1"
+    ),
     "falcon-lab view-data experiments/smoke.yaml": whole(),
     "falcon-lab plugins": whole(),
     "falcon-lab doctor": doctor_works,

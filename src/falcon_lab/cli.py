@@ -80,6 +80,18 @@ def words_argument(metavar: str) -> Callable[[F], F]:
     return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)
 
 
+def counts(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """``1,4,8`` as numbers of at least one, in their order, each once."""
+    words = text.split(",") if text else []
+    try:
+        found = sorted({int(word) for word in words})
+    except ValueError:
+        found = [0]
+    if found and found[0] < 1:
+        raise FalconLabError(f"{option.opts[0]} takes numbers of at least 1, as in 1,4,8: {text}")
+    return tuple(found)
+
+
 def first_and_rest(words: Sequence[str], what: str) -> tuple[str, list[str]]:
     """The first word that is no ``--key=value``, and all the others in order."""
     for index, word in enumerate(words):
@@ -239,6 +251,11 @@ def check(drafter: Path | None, prompts: int, samples: int, **options: Any) -> N
 @click.option("--max-new-tokens", type=int)
 @click.option("--seed", type=int)
 @click.option("--profile", type=FILE, help="Write a Chrome trace of our loops.")
+@click.option(
+    "--batch-sizes",
+    callback=counts,
+    help="1,4,8: measure throughput with so many prompts at a time instead, in our loops alone.",
+)
 @click.option("--json", "into", type=FILE, help="Write the results.")
 def bench(
     drafter: Path | None,
@@ -246,6 +263,7 @@ def bench(
     methods: tuple[str, ...],
     assistant: str | None,
     profile: Path | None,
+    batch_sizes: tuple[int, ...],
     into: Path | None,
     **options: Any,
 ) -> None:
@@ -260,9 +278,18 @@ def bench(
     wanted = set(methods or METHODS)
     if HF_ASSISTED in methods and assistant is None:
         raise FalconLabError(f"--method {HF_ASSISTED} needs --assistant MODEL")
+    from falcon_lab.commands.bench import batches
     from falcon_lab.commands.bench import bench as measure
 
     progress = partial(click.echo, err=True)
+    if batch_sizes:
+        if methods or assistant or profile:
+            raise FalconLabError(
+                "--batch-sizes measures our own loops alone; leave out --method, --assistant and "
+                "--profile"
+            )
+        batches(experiment, batch_sizes, progress, into=into)
+        return
     measure(experiment, wanted, progress, assistant=assistant, trace=profile, into=into)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import click
 
+from falcon_lab.benchmarking.batches import bench_batches, format_batches
 from falcon_lab.benchmarking.decoding import bench_decoding
 from falcon_lab.benchmarking.table import format_bench
 from falcon_lab.reporting.results import write_results
@@ -27,5 +28,19 @@ def bench(
         experiment, methods, assistant=assistant, trace=trace, announce=announce
     )
     click.echo(format_bench(results))
+    if into is not None:
+        write_results(into, results)
+
+
+def batches(
+    experiment: Experiment,
+    sizes: Sequence[int],
+    announce: Callable[[str], None],
+    *,
+    into: Path | None = None,
+) -> None:
+    """The same for many prompts at a time: throughput at every size of a batch."""
+    results = bench_batches(experiment, sizes, announce=announce)
+    click.echo(format_batches(results))
     if into is not None:
         write_results(into, results)

@@ -1,0 +1,52 @@
+"""Throughput of plain and speculative decoding against batch size, on this machine.
+
+    python benchmarks/batches.py [DRAFTER] [sizes=1,2,4,8,16] [KEY=VALUE]...
+
+DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); any other key is the configuration's.
+The table is printed; results and a picture go to ``benchmarks/results/DATE-batches-DEVICE.json``
+and ``….png``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+DRAFTER = "runs/csgd/drafter"
+TREES = ("chain,depth=6", "static,template=k2-8")
+SIZES = "sizes=1,2,4,8,16"
+SETTINGS = (
+    "target.lean=true",
+    "evaluation.threads=1",
+    "evaluation.prompts.limit=32",
+    "evaluation.max_new_tokens=64",
+    "evaluation.repeats=3",
+)
+
+
+def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
+    """Measure, print, and write the results into ``folder``; their file."""
+    from falcon_lab.benchmarking.batches import bench_batches, format_batches
+    from falcon_lab.benchmarking.batches_plot import write_plot
+    from falcon_lab.commands.settings import bench_experiment
+    from falcon_lab.reporting.results import write_results
+
+    drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
+    keys = [word for word in arguments if "=" in word]
+    chosen = [word for word in (SIZES, *keys) if word.startswith("sizes=")][-1]
+    sizes = [int(size) for size in chosen.removeprefix("sizes=").split(",")]
+    overrides = [word for word in keys if not word.startswith("sizes=")]
+    experiment = bench_experiment(drafter, TREES, [*SETTINGS, *overrides])
+    results = bench_batches(experiment, sizes, announce=lambda line: print(line, file=sys.stderr))
+    print(format_batches(results))
+    device = results["hardware"]["device"].partition(":")[0]
+    name = f"{datetime.now(UTC).date()}-batches-{device}"
+    write_plot(folder / f"{name}.png", results)
+    return write_results(folder / f"{name}.json", results)
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))

@@ -1,0 +1,235 @@
+"""Throughput against the number of sequences that are decoded side by side.
+
+Shapes: B sequences at a time, P prompt tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.benchmarking.methods import PLAIN
+from falcon_lab.config import to_plain
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.batch_engine import BatchEngine
+from falcon_lab.decoding.generation import Generation
+from falcon_lab.evaluation.benchmark import torch_threads
+from falcon_lab.evaluation.engines import build_methods, prompts_of, sampling_of, stop_of
+from falcon_lab.evaluation.table import align, number
+from falcon_lab.plugins import load_components
+from falcon_lab.reporting import provenance
+from falcon_lab.schema import Experiment
+from falcon_lab.targets.builtin import ensure_target
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.engine import SpeculativeEngine
+    from falcon_lab.decoding.generation import Seconds
+    from falcon_lab.targets.target import Target
+
+ALONE = 0
+"""Stands for the engine that knows one sequence, where a size is asked for."""
+
+WARM = 4
+"""New tokens of a warm-up."""
+
+
+@dataclass
+class Job:
+    """One method at one size.
+
+    Attributes:
+        method: its name.
+        size: B, or ``ALONE``.
+        answer: lets it answer all prompts, with so many new tokens at most.
+        seconds: wall time of every repeat.
+        texts: of the last one.
+    """
+
+    method: str
+    size: int
+    answer: Callable[[int], list[Generation]]
+    seconds: list[float] = field(default_factory=list)
+    texts: list[Generation] = field(default_factory=list)
+
+
+def bench_batches(
+    experiment: Experiment, sizes: Sequence[int], *, announce: Callable[[str], None]
+) -> dict[str, Any]:
+    """Let plain decoding and every method answer all prompts at every size, in turns.
+
+    Args:
+        experiment: target, prompts (their first turns), lengths, repeats, methods.
+        sizes: of batches.
+        announce: takes one line for the user at a time.
+
+    Returns:
+        ``date``, ``command``, ``versions``, ``hardware``, ``git``, ``target``, ``experiment``,
+        ``prompts`` (how many), ``sizes``, ``left_out``, and ``methods``: each with its ``label``,
+        ``lossless``, ``alone`` (the engine for one sequence) and ``batches``, a point for every
+        size: ``size``, ``tokens``, median ``seconds`` and those of all ``repeats``,
+        ``tokens_per_second``, ``tau``, ``identical`` (share of the texts that are plain
+        decoding's alone) and ``split`` (share of the parts of the time, in %).
+
+    Raises:
+        FalconLabError: for whatever the user can mend.
+    """
+    target = ensure_target(experiment.target, announce)
+    built = build_methods(experiment, target, load_components(), Path())
+    plain = PlainEngine(target, decoding=experiment.decoding)
+    engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: plain, **built.engines}
+    prompts = [prompt.tokens([]) for prompt in prompts_of(experiment, target)]
+    jobs = [
+        Job(name, size, answering(engine, size, prompts, experiment))
+        for name, engine in engines.items()
+        for size in (ALONE, *sizes)
+    ]
+    with torch_threads(experiment.evaluation.threads):
+        hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+        run(jobs, experiment, target, announce)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": provenance.command_line(),
+        "versions": provenance.versions(),
+        "hardware": hardware,
+        "git": provenance.git_state(),
+        "target": provenance.target_of(target) | {"lean": target.backbone.lean is not None},
+        "experiment": to_plain(experiment),
+        "prompts": len(prompts),
+        "sizes": list(sizes),
+        "left_out": built.left_out,
+        "methods": {
+            name: {"label": built.labels.get(name, name), "lossless": engine.lossless}
+            | points_of(name, jobs)
+            for name, engine in engines.items()
+        },
+    }
+
+
+def answering(
+    engine: PlainEngine | SpeculativeEngine,
+    size: int,
+    prompts: Sequence[Tensor],
+    experiment: Experiment,
+) -> Callable[[int], list[Generation]]:
+    """What a job does; every prompt has a seed of its own, whatever the size."""
+    target, seed = engine.target, experiment.evaluation.seed
+    shared: dict[str, Any] = {
+        "sampling": sampling_of(experiment),
+        "stop": stop_of(experiment, target),
+    }
+
+    def answer(tokens: int) -> list[Generation]:
+        draws = [
+            torch.Generator(target.device).manual_seed(seed + 1_000_003 * place)
+            for place in range(len(prompts))
+        ]
+        if size == ALONE:
+            return [
+                engine.generate(prompt, max_new_tokens=tokens, generator=generator, **shared)
+                for prompt, generator in zip(prompts, draws, strict=True)
+            ]
+        batch = BatchEngine(engine, size)
+        return batch.generate(prompts, max_new_tokens=tokens, generators=draws, **shared)
+
+    return answer
+
+
+def run(
+    jobs: Sequence[Job], experiment: Experiment, target: Target, announce: Callable[[str], None]
+) -> None:
+    """Warm every job up; then all of them in turns, each repeat beginning with another one."""
+    announce(f"warming up {len(jobs)} methods and sizes")
+    for job in jobs:
+        job.answer(WARM)
+    repeats = max(1, experiment.evaluation.repeats)
+    for repeat in range(repeats):
+        announce(f"repeat {repeat + 1} of {repeats}")
+        first = repeat * len(jobs) // repeats
+        for job in [*jobs[first:], *jobs[:first]]:
+            begin = _clock(target.device)
+            job.texts = job.answer(experiment.evaluation.max_new_tokens)
+            job.seconds.append(_clock(target.device) - begin)
+
+
+def points_of(method: str, jobs: Sequence[Job]) -> dict[str, Any]:
+    """A method's figures: ``alone`` and ``batches``."""
+    truth = next(job.texts for job in jobs if (job.method, job.size) == (PLAIN, ALONE))
+    points = [point(job, truth) for job in jobs if job.method == method]
+    return {
+        "alone": next(one for one in points if one["size"] == ALONE),
+        "batches": [one for one in points if one["size"] != ALONE],
+    }
+
+
+def point(job: Job, truth: Sequence[Generation]) -> dict[str, Any]:
+    """The figures of one method at one size."""
+    tokens = sum(len(text.tokens) for text in job.texts)
+    rounds = [one for text in job.texts for one in text.rounds]
+    emitted = sum(one.emitted for one in rounds)
+    right = sum(ours.tokens == text.tokens for ours, text in zip(job.texts, truth, strict=True))
+    return {
+        "size": job.size,
+        "tokens": tokens,
+        "seconds": median(job.seconds),
+        "repeats": job.seconds,
+        "tokens_per_second": tokens / median(job.seconds),
+        "tau": emitted / len(rounds) if rounds else None,
+        "identical": right / len(truth),
+        "split": split([text.seconds for text in job.texts]),
+    }
+
+
+def split(seconds: Sequence[Seconds]) -> dict[str, float]:
+    """Share of every part of the time, reading prompts included, in %."""
+    names = [each.name for each in fields(seconds[0]) if each.name != "total"]
+    parts = {name: sum(getattr(one, name) for one in seconds) for name in names}
+    whole = sum(parts.values())
+    return {name: 100 * taken / whole for name, taken in parts.items()}
+
+
+def format_batches(results: Mapping[str, Any]) -> str:
+    """Tokens a second by size, and how much more than plain decoding of the same size."""
+    header = ["tok/s (over plain)", "alone", *(f"B = {size}" for size in results["sizes"])]
+    plain = _speeds(results["methods"][PLAIN])
+    rows = []
+    for name, found in results["methods"].items():
+        ratios = zip(_speeds(found), plain, strict=True)
+        cells = [f"{number(speed, 0)} ({speed / base:.2f}×)" for speed, base in ratios]
+        rows.append([name if found["lossless"] else f"{name} (lossy)", *cells])
+    notes = [
+        f"{results['prompts']} prompts, all of the time counted; alone: the engine for one "
+        "sequence.",
+        *_differing(results),
+        *(f"Left out: {name} ({why})" for name, why in results["left_out"].items()),
+    ]
+    return "\n\n".join([align([tuple(header), *map(tuple, rows)]), "\n".join(notes)])
+
+
+def _speeds(found: Mapping[str, Any]) -> list[float]:
+    return [one["tokens_per_second"] for one in (found["alone"], *found["batches"])]
+
+
+def _differing(results: Mapping[str, Any]) -> list[str]:
+    """Where texts are not plain decoding's, though they should be."""
+    if results["experiment"]["evaluation"]["temperature"]:
+        return []
+    return [
+        f"! {name}, B = {one['size']}: {one['identical']:.0%} of the texts are plain decoding's"
+        for name, found in results["methods"].items()
+        for one in (found["alone"], *found["batches"])
+        if found["lossless"] and one["identical"] < 1
+    ]
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
