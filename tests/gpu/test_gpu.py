@@ -56,3 +56,25 @@ def test_the_gpu_writes_what_the_cpu_writes() -> None:
     target.to("cuda")
     shared = {"sampling": Sampling(), "stop": StopCondition()}
     assert on_gpu(PlainEngine(target), [3, 1, 4], **shared) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
+def test_a_batch_writes_what_each_prompt_gives_alone_on_the_gpu(family: str) -> None:
+    from falcon_lab.decoding.baseline import PlainEngine
+    from falcon_lab.decoding.batch_engine import BatchEngine
+    from falcon_lab.decoding.sampling import Sampling
+    from falcon_lab.decoding.stopping import StopCondition
+
+    target = tiny_target(family, vocab=12).to("cuda")
+    drafter = FalconDrafter(FalconConfig(block=2), BuildContext(host=target)).eval().to("cuda")
+    prompts = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8, 9], [7, 9]]
+    shared = {"sampling": Sampling(), "stop": StopCondition({0})}
+    expected = [on_gpu(PlainEngine(target), prompt, **shared) for prompt in prompts]
+    for engine in (PlainEngine(target), speculative(target, drafter, named("auto", 2))):
+        found = BatchEngine(engine, 3).generate(
+            [torch.tensor(prompt, device="cuda") for prompt in prompts],
+            max_new_tokens=24,
+            generators=[torch.Generator("cuda") for _ in prompts],
+            **shared,
+        )
+        assert [one.tokens for one in found] == expected

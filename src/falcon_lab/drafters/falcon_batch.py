@@ -12,7 +12,6 @@ Q blocks that may be seen, k block, H hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,62 +19,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from falcon_lab.drafters.falcon_batch_layout import Blocks, Windows, block_mask, pick
+from falcon_lab.drafters.falcon_batch_rows import BatchPass, Known, Prompt
 from falcon_lab.drafters.falcon_decoding import Decoding, branch, features_of
 from falcon_lab.drafters.fusing import State
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
-from falcon_lab.targets.batch_cache import RowCache
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.falcon import FalconDrafter
-
-
-@dataclass
-class Prompt:
-    """A sequence that has not been drafted for yet.
-
-    Attributes:
-        cache: its row.
-        decoding: takes it in.
-    """
-
-    cache: RowCache
-    decoding: Decoding
-
-
-@dataclass
-class Known:
-    """What the host knows of a row.
-
-    Attributes:
-        prompt: until its first pass.
-        length: L.
-        pending: positions that the next round computes.
-        provisional: P.
-    """
-
-    prompt: Prompt | None = None
-    length: int = 0
-    pending: list[Observation] = field(default_factory=list)
-    provisional: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPass:
-    """What the next pass continues from; the blocks of all rows stand one after the other.
-
-    Attributes:
-        first: row -> its first block.
-        features: ``[ΣF, k, H]`` predicted features.
-        state: LSTM state after each block's last row.
-        visible: ``[ΣF, Q]`` bool, the provisional blocks of its row that each block sees.
-        depth: passes since the root.
-    """
-
-    first: dict[int, int]
-    features: Tensor
-    state: State | None
-    visible: Tensor
-    depth: int
 
 
 class FalconSequences:
