@@ -39,8 +39,15 @@ DECIDES_THE_DRAFTER = (
 CONFIGURATION = "experiment.yaml"
 """The resolved experiment, in the run folder."""
 
-HARMLESS = ("trainer.enable_", "trainer.log_every", "distillation.decode_", "target.device")
-"""Keys in them that it does not depend on."""
+HARMLESS = (
+    "trainer.enable_",
+    "trainer.log_every",
+    "distillation.decode_",
+    "distillation.logits_mib",
+    "distillation.compile",
+    "target.device",
+)
+"""Keys in them that it does not depend on, but for the rounding of sums."""
 
 
 @dataclass

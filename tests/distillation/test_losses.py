@@ -213,7 +213,7 @@ def test_a_training_in_parts_is_a_training_in_one(
     logs = []
     modules = [distillation(objective=objective, **options) for _ in range(2)]
     for module, rows in zip(modules, (ALL, size), strict=True):
-        monkeypatch.setattr("falcon_lab.distillation.module.rows_at_once", lambda *_, n=rows: n)
+        monkeypatch.setattr("falcon_lab.distillation.lesson.rows_at_once", lambda *_, n=rows: n)
         notes = Notes()
         trainer = {**QUIET, "max_steps": 2, "val_check_interval": 2}
         train(module, Data([3, 4], [9]), trainer, tmp_path / str(rows), notes, 0)

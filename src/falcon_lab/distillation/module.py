@@ -1,15 +1,13 @@
 """The one LightningModule: a frozen target teaches a drafter, whatever its head.
 
-A step is a teacher pass, [a glance pass without gradient], a student pass, the objective.
-
-Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden, V vocabulary.
+What a step does with a batch is in ``lesson.py``: a teacher pass, [a glance pass without gradient],
+a student pass, the objective. Here is what Lightning asks for around it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,30 +17,12 @@ from torch import Tensor, nn
 
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation import metrics
-from falcon_lab.distillation.comparison import StudentRows, Teacher, rows_at_once
 from falcon_lab.distillation.compiling import CompilesTraining
-from falcon_lab.distillation.labelling import (
-    Labels,
-    drafter_inputs,
-    label_rows,
-    repeated,
-    with_own_features,
-)
-from falcon_lab.distillation.losses import RowLoss
+from falcon_lab.distillation.lesson import Lesson
 from falcon_lab.distillation.optimizing import make_optimizer
-from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
 from falcon_lab.distillation.timing import StepClock
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import (
-    DrafterInputs,
-    GlanceRows,
-    GlancingSchedule,
-    LabelledRows,
-    Objective,
-    Prediction,
-    Reveal,
-    TrainableDrafter,
-)
+from falcon_lab.protocols import GlancingSchedule, Objective, TrainableDrafter
 from falcon_lab.schema import DistillationConfig
 
 if TYPE_CHECKING:
@@ -51,6 +31,9 @@ if TYPE_CHECKING:
 
 class Distillation(LightningModule):
     """Trains a drafter. The target is neither trained, nor saved, nor wrapped.
+
+    Attributes:
+        clock: seconds of the parts of the step that was last begun.
 
     Args:
         target: the frozen teacher.
@@ -86,7 +69,7 @@ class Distillation(LightningModule):
         self.max_steps = max_steps
         self._validation: metrics.Tally | None = None
         self._step_started: float | None = None
-        self._clock = StepClock()
+        self.clock = StepClock()
         self._logged = False  # whether Lightning hands this step's values on
 
     # --- training ---------------------------------------------------------------------------
@@ -95,99 +78,19 @@ class Distillation(LightningModule):
         """The batch is there: what was waited for it is known."""
         every = getattr(self.trainer, "log_every_n_steps", 0)  # Lightning sets it undeclared
         self._logged = bool(every) and (self.global_step + 1) % every == 0
-        self._clock.begin(self.device, wanted=self._logged)
+        self.clock.begin(self.device, wanted=self._logged)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One micro-batch; its loss is a mean over the rows of all processes."""
-        clock, read = self._clock, batch.tokens.numel()
-        teacher = self._teach(batch)
-        clock.lap("teacher")
-        batch, features = repeated(batch, teacher.features, self.config.repeats)
-        inputs = self._inputs(batch, features, self.config.noise)
         ratio = self.schedule.ratio(self.global_step / max(1, self.max_steps))
-        labels: Labels | None = None
-        reveal: Reveal | None = None
-        if ratio > 0 or self.config.own_features > 0:
-            with torch.no_grad():
-                first = self._study(batch, inputs)
-                labels = label_rows(batch, first)
-                inputs = self._mix(batch, features, first, labels, inputs)
-                if ratio > 0:
-                    reveal = self._glance(batch, teacher, first, labels, ratio)
-            clock.lap("glance")
-        prediction = self._study(batch, inputs, reveal)
-        clock.lap("student")
-        # The rows of both passes are the same, and so are their labels.
-        labels = label_rows(batch, prediction) if labels is None else labels
-        if reveal is not None and not self.schedule.keep_revealed_in_loss:
-            labels = labels._replace(valid=labels.valid & ~reveal.mask)
-        loss, tally = self._lose(batch, teacher, prediction, labels)
-        tally.add_sum("train/revealed", 0 if reveal is None else reveal.mask.sum(), 1)
-        tally.add_sum("tokens", read, 1)
+        loss, tally = self.lesson(batch).learn(ratio, accuracy=self._logged)
+        tally.add_sum("tokens", batch.tokens.numel(), 1)
         reduced = tally.reduced()
         self._log_step(reduced, ratio)
         # DDP averages the gradients of its processes; this makes it the mean over all their rows.
         loss = loss * (self.trainer.world_size / max(1.0, reduced["train/loss"][1]))
-        clock.lap("loss")
+        self.clock.lap("loss")
         return loss
-
-    def _mix(
-        self,
-        batch: Batch,
-        features: Tensor,
-        first: Prediction,
-        labels: Labels,
-        inputs: DrafterInputs,
-    ) -> DrafterInputs:
-        """The second pass's inputs: some features its own, where the experiment asks for it."""
-        share = self.config.own_features
-        if not share:
-            return inputs
-        generator = self._generator(batch, "own")
-        mixed = with_own_features(features, first, labels.valid, share, generator)
-        return self._inputs(batch, mixed, self.config.noise)
-
-    def _glance(
-        self, batch: Batch, teacher: Teacher, first: Prediction, labels: Labels, ratio: float
-    ) -> Reveal:
-        """See where the student's first pass is wrong, and choose what to show it."""
-        rows = StudentRows.of(first, labels, teacher.batch.tokens.shape)
-        parts = rows.parts(teacher.rows)
-        drafted = torch.cat([teacher.student_logits(part).argmax(-1) for part in parts])
-        right = teacher.choices()[rows.places]
-        wrong = torch.zeros_like(labels.valid)
-        wrong[rows.index] = drafted != right
-        mask = self.schedule.reveal(
-            GlanceRows(wrong, labels.valid, first.slot, first.group, self.drafter.block),
-            ratio,
-            self._generator(batch, "reveal"),
-        )
-        tokens = labels.tokens
-        if self.schedule.token_source == "target":
-            tokens = torch.zeros_like(labels.tokens)
-            tokens[rows.index] = right
-        return Reveal(mask & labels.valid, tokens, labels.features(teacher.features))
-
-    def _lose(
-        self, batch: Batch, teacher: Teacher, prediction: Prediction, labels: Labels
-    ) -> tuple[Tensor, metrics.Tally]:
-        """The summed loss over the rows that count, and a tally of it and its terms."""
-        tally = metrics.Tally(self.device)
-        rows = StudentRows.of(prediction, labels, teacher.batch.tokens.shape)
-        agree: list[Tensor] = []
-
-        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
-            self._count(tally, "train", terms)
-            if self._logged:
-                agree.append(metrics.agreement(part))
-
-        generator = self._generator(batch, "objective")
-        loss = RowLoss(self.objective, teacher, generator, look)(rows)
-        tally.add_sum("train/loss", loss.detach(), len(rows))
-        if agree:
-            where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
-            metrics.add_by_position(tally, "train/position_{}/accuracy", torch.cat(agree), where)
-        return loss, tally
 
     def _log_step(self, reduced: dict[str, tuple[float, float]], ratio: float) -> None:
         tokens, _ = reduced.pop("tokens")
@@ -208,19 +111,19 @@ class Distillation(LightningModule):
 
     def on_after_backward(self) -> None:
         """The gradient is there."""
-        self._clock.lap("backward")
+        self.clock.lap("backward")
 
     def optimizer_step(self, *arguments: Any, **settings: Any) -> None:
         """Lightning's: the closure with everything above, then the optimiser's own work."""
         super().optimizer_step(*arguments, **settings)
-        self._clock.lap("optimizer")
+        self.clock.lap("optimizer")
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log where the time went; what comes next is waiting for data."""
         if self._logged:
-            values = {f"train/time/{part}": s for part, s in self._clock.seconds.items()}
+            values = {f"train/time/{part}": s for part, s in self.clock.seconds.items()}
             self.log_dict(values, rank_zero_only=True, batch_size=1)
-        self._clock.mark()
+        self.clock.mark()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the gradient's norm; refuse one that would spoil the weights."""
@@ -247,24 +150,7 @@ class Distillation(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count what the drafter would have drafted right, without noise or glancing."""
         assert self._validation is not None
-        tally = self._validation
-        teacher = self._teach(batch)
-        inputs = self._inputs(batch, teacher.features, 0.0)
-        seeded = replace(inputs, generator=generator_for("validation", batch_idx))
-        prediction = self.drafter(seeded)
-        labels = label_rows(batch, prediction)
-        rows = StudentRows.of(prediction, labels, batch.tokens.shape)
-        agree, accept = [], []
-
-        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
-            self._count(tally, "val", terms)
-            agree.append(metrics.agreement(part))
-            accept.append(metrics.overlap(part))
-
-        loss = RowLoss(self.objective, teacher, self._generator(batch, "labels"), look)(rows)
-        tally.add_sum("val/loss", loss, len(rows))
-        where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
-        metrics.add_drafted(tally, torch.cat(agree), torch.cat(accept), where)
+        self.lesson(batch).examine(batch_idx, self._validation)
 
     def on_validation_epoch_end(self) -> None:
         """Log means over all batches of all processes."""
@@ -272,41 +158,20 @@ class Distillation(LightningModule):
         values = metrics.means(self._validation.reduced())
         self.log_dict(values, rank_zero_only=True, batch_size=1)
         self._step_started = None  # validation is not training time
-        self._clock.mark()
+        self.clock.mark()
 
-    # --- what both share --------------------------------------------------------------------
-
-    def _teach(self, batch: Batch) -> Teacher:
-        """The teacher pass, in the target's own precision; or features from the store."""
-        features = batch.features
-        if features is None:
-            with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-                features = self.target.teacher(batch.tokens, batch.documents, batch.positions)
-            features = features.clone()  # autograd saves no tensor of inference mode
-        rows = rows_at_once(self.target.vocab_size, self.config.logits_mib)
-        return Teacher(self.target, batch, features, rows)
-
-    def _inputs(self, batch: Batch, features: Tensor, noise: float) -> DrafterInputs:
-        generators = (self._generator(batch, "noise"), self._generator(batch, "drafter"))
-        return drafter_inputs(batch, features, noise, generators)
-
-    def _study(
-        self, batch: Batch, inputs: DrafterInputs, reveal: Reveal | None = None
-    ) -> Prediction:
-        """A student pass; the same noise, block phases and dropout mask for one batch."""
-        inputs = replace(inputs, generator=self._generator(batch, "drafter"))
-        with seeded_dropout(derive_seed(*self._parts(batch, "dropout")), self.device):
-            return self.drafter(inputs, reveal)
-
-    def _count(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
-        for name in self.objective.weights:
-            tally.add(f"{stage}/loss/{name}", terms[name])
-
-    def _parts(self, batch: Batch, purpose: str) -> tuple[int | str, ...]:
-        return self.seed, int(batch.index), self.global_rank, purpose
-
-    def _generator(self, batch: Batch, purpose: str) -> torch.Generator:
-        return generator_for(*self._parts(batch, purpose))
+    def lesson(self, batch: Batch) -> Lesson:
+        """What training and validation make of a batch."""
+        return Lesson(
+            self.target,
+            self.drafter,
+            self.objective,
+            self.schedule,
+            self.config,
+            batch,
+            (self.seed, int(batch.index), self.global_rank),
+            self.clock,
+        )
 
     # --- Lightning --------------------------------------------------------------------------
 

@@ -1,0 +1,103 @@
+"""Training with the main job's settings, against the same step written straightforwardly.
+
+    python benchmarks/distillation.py [speed] [memory] [KEY=VALUE]...
+
+Both by default. The tables are printed; the results go to
+``benchmarks/results/DATE-distillation-PART-DEVICE.json``. ``memory`` takes 20 GiB and a quarter of an
+hour: each of its shapes is a forward and backward pass on a CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+EXPERIMENT = HERE.parent / "experiments" / "csgd.yaml"
+STEPS = 40
+SETTINGS = ("data.documents=600", "data.regenerate=0.0", "data.validation=0")
+"""What the batches say does not matter here."""
+
+LARGE = {"vocabulary": 131_072, "hidden": 4096}
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"whole": True, **LARGE, "sequences": 1, "length": 512},
+    {"whole": True, **LARGE, "sequences": 1, "length": 1024},
+    {"whole": False, **LARGE, "sequences": 1, "length": 512},
+    {"whole": False, **LARGE, "sequences": 1, "length": 1024},
+    {"whole": False, **LARGE, "sequences": 4, "length": 2048},
+)
+"""The straightforward way does not fit into 24 GiB at the last one."""
+
+
+def main(
+    arguments: Sequence[str],
+    folder: Path = RESULTS,
+    shapes: Sequence[dict[str, Any]] = SHAPES,
+    steps: int = STEPS,
+) -> list[Path]:
+    """Measure, print, and write the results into ``folder``; their files."""
+    parts = [word for word in arguments if "=" not in word] or ["speed", "memory"]
+    overrides = [*SETTINGS, *(word for word in arguments if "=" in word)]
+    measure = {
+        "speed": lambda: speed(overrides, steps),
+        "memory": lambda: memory(shapes),
+    }
+    written = []
+    for part in parts:
+        from falcon_lab.reporting.results import write_results
+
+        results = measure[part]()
+        device = results["hardware"]["device"].partition(":")[0]
+        name = f"{datetime.now(UTC).date()}-distillation-{part}-{device}.json"
+        written.append(write_results(folder / name, results))
+    return written
+
+
+def speed(overrides: Sequence[str], steps: int) -> dict[str, Any]:
+    """Ours and the ladder below it, in turns."""
+    from falcon_lab.benchmarking.distillation import bench_distillation
+    from falcon_lab.benchmarking.distillation_table import format_speed
+    from falcon_lab.config import load_experiment
+
+    experiment = load_experiment(EXPERIMENT, overrides)
+    results = bench_distillation(experiment, steps=steps, announce=tell)
+    print(format_speed(results))
+    return results
+
+
+def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Each shape in a process of its own."""
+    import torch
+
+    from falcon_lab.benchmarking.distillation_memory import Shape, measure_apart
+    from falcon_lab.benchmarking.distillation_table import format_memory
+    from falcon_lab.reporting import provenance
+
+    found = []
+    for shape in shapes:
+        tell(f"measuring {shape}")
+        found.append(measure_apart(Shape(**shape), threads=torch.get_num_threads()))
+    print(format_memory(found))
+    return {
+        "schema": 1,
+        "name": "distillation-memory",
+        "command": provenance.command_line(),
+        "versions": provenance.versions(),
+        "git": provenance.git_state(HERE),
+        "hardware": provenance.hardware(dtype="torch.float32"),
+        "measured": found,
+    }
+
+
+def tell(line: str) -> None:
+    """One line for the user, beside the results."""
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    for path in main(sys.argv[1:]):
+        print(path)

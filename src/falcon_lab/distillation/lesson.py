@@ -1,0 +1,213 @@
+"""One batch, taught or examined: what a step does, whoever runs it.
+
+    teach    one forward pass of the target              → features (its logits where asked for)
+    glance   a student pass without gradient              → where it is wrong → what it is shown
+    study    the student pass that is learnt from
+    loss     student and target, a few rows at a time
+
+Both student passes have the same noise, block phases and dropout mask, and so the same rows and
+labels, which are found once.
+
+Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.data.batch import Batch
+from falcon_lab.distillation import metrics
+from falcon_lab.distillation.comparison import StudentRows, Teacher, rows_at_once
+from falcon_lab.distillation.labelling import (
+    Labels,
+    drafter_inputs,
+    label_rows,
+    repeated,
+    with_own_features,
+)
+from falcon_lab.distillation.losses import RowLoss
+from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
+from falcon_lab.distillation.timing import StepClock
+from falcon_lab.protocols import (
+    DrafterInputs,
+    GlanceRows,
+    GlancingSchedule,
+    LabelledRows,
+    Objective,
+    Prediction,
+    Reveal,
+)
+from falcon_lab.schema import DistillationConfig
+
+if TYPE_CHECKING:
+    from falcon_lab.targets.target import Target
+
+CPU_TOKENS = 512
+"""Tokens of a target pass on a CPU: what a layer makes of so many stays in a core's cache. The
+built-in target reads 1024 tokens in two such passes in four fifths of the time of one."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A teacher, a student and a batch.
+
+    Attributes:
+        target: the frozen teacher.
+        drafter: the student.
+        objective: what it is asked for.
+        schedule: what it is shown.
+        config: noise, repeats, memory.
+        batch: packed documents.
+        origin: what seeds everything random: the run's seed, the batch, the process.
+        clock: is told what has been done.
+    """
+
+    target: Target
+    drafter: Any
+    objective: Objective
+    schedule: GlancingSchedule
+    config: DistillationConfig
+    batch: Batch
+    origin: tuple[int, ...]
+    clock: StepClock = field(default_factory=StepClock)
+
+    def learn(self, ratio: float, *, accuracy: bool = False) -> tuple[Tensor, metrics.Tally]:
+        """The loss, summed over all rows that count, and a tally of it and its terms.
+
+        Args:
+            ratio: λ of the glancing; 0 leaves it out.
+            accuracy: count right first candidates by place in the block too.
+        """
+        teacher = self._teach()
+        self.clock.lap("teacher")
+        batch, features = repeated(self.batch, teacher.features, self.config.repeats)
+        inputs = self._inputs(batch, features, self.config.noise)
+        labels: Labels | None = None
+        reveal: Reveal | None = None
+        if ratio > 0 or self.config.own_features > 0:
+            with torch.no_grad():
+                first = self._study(inputs)
+                labels = label_rows(batch, first)
+                if self.config.own_features:
+                    inputs = self._inputs(
+                        batch, self._mix(features, first, labels), self.config.noise
+                    )
+                if ratio > 0:
+                    reveal = self._glance(teacher, first, labels, ratio)
+            self.clock.lap("glance")
+        prediction = self._study(inputs, reveal)
+        self.clock.lap("student")
+        labels = label_rows(batch, prediction) if labels is None else labels
+        if reveal is not None and not self.schedule.keep_revealed_in_loss:
+            labels = labels._replace(valid=labels.valid & ~reveal.mask)
+        loss, tally = self._compare(teacher, prediction, labels, accuracy=accuracy)
+        tally.add_sum("train/revealed", 0 if reveal is None else reveal.mask.sum(), 1)
+        return loss, tally
+
+    def examine(self, number: int, tally: metrics.Tally) -> None:
+        """Count what the drafter would have drafted right, without noise or glancing.
+
+        Args:
+            number: of the batch, which seeds the block phases.
+            tally: of the validation.
+        """
+        teacher = self._teach()
+        inputs = self._inputs(self.batch, teacher.features, 0.0)
+        prediction = self.drafter(replace(inputs, generator=generator_for("validation", number)))
+        labels = label_rows(self.batch, prediction)
+        rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
+        agree, accept = [], []
+
+        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
+            self._count(tally, "val", terms)
+            agree.append(metrics.agreement(part))
+            accept.append(metrics.overlap(part))
+
+        loss = RowLoss(self.objective, teacher, self._generator("labels"), look)(rows)
+        tally.add_sum("val/loss", loss, len(rows))
+        where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
+        metrics.add_drafted(tally, torch.cat(agree), torch.cat(accept), where)
+
+    # --- the teacher ------------------------------------------------------------------------
+
+    def _teach(self) -> Teacher:
+        """The teacher pass, in the target's own precision; or features from the store."""
+        batch, features = self.batch, self.batch.features
+        if features is None:
+            device, (sequences, length) = batch.tokens.device.type, batch.tokens.shape
+            at_once = max(1, CPU_TOKENS // length) if device == "cpu" else sequences
+            read = (batch.tokens, batch.documents, batch.positions)
+            slices = zip(*(values.split(at_once) for values in read), strict=True)
+            with torch.inference_mode(), torch.autocast(device, enabled=False):
+                parts = [self.target.teacher(*part) for part in slices]
+            features = torch.cat(parts)  # outside: autograd saves no tensor of inference mode
+        rows = rows_at_once(self.target.vocab_size, self.config.logits_mib)
+        return Teacher(self.target, batch, features, rows)
+
+    # --- the student ------------------------------------------------------------------------
+
+    def _inputs(self, batch: Batch, features: Tensor, noise: float) -> DrafterInputs:
+        generators = (self._generator("noise"), self._generator("drafter"))
+        return drafter_inputs(batch, features, noise, generators)
+
+    def _study(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+        inputs = replace(inputs, generator=self._generator("drafter"))
+        with seeded_dropout(derive_seed(*self.origin, "dropout"), inputs.tokens.device):
+            prediction: Prediction = self.drafter(inputs, reveal)
+            return prediction
+
+    def _mix(self, features: Tensor, first: Prediction, labels: Labels) -> Tensor:
+        """Input features of which some are the student's own."""
+        share, generator = self.config.own_features, self._generator("own")
+        return with_own_features(features, first, labels.valid, share, generator)
+
+    def _glance(self, teacher: Teacher, first: Prediction, labels: Labels, ratio: float) -> Reveal:
+        """See where the first pass is wrong, and choose what to show."""
+        rows = StudentRows.of(first, labels, self.batch.tokens.shape)
+        parts = rows.parts(teacher.rows)
+        drafted = torch.cat([teacher.student_logits(part).argmax(-1) for part in parts])
+        right = teacher.choices()[rows.places]
+        wrong = torch.zeros_like(labels.valid)
+        wrong[rows.index] = drafted != right
+        mask = self.schedule.reveal(
+            GlanceRows(wrong, labels.valid, first.slot, first.group, self.drafter.block),
+            ratio,
+            self._generator("reveal"),
+        )
+        tokens = labels.tokens
+        if self.schedule.token_source == "target":
+            tokens = torch.zeros_like(labels.tokens)
+            tokens[rows.index] = right
+        return Reveal(mask & labels.valid, tokens, labels.features(teacher.features))
+
+    # --- the loss ---------------------------------------------------------------------------
+
+    def _compare(
+        self, teacher: Teacher, prediction: Prediction, labels: Labels, *, accuracy: bool
+    ) -> tuple[Tensor, metrics.Tally]:
+        tally = metrics.Tally(self.batch.tokens.device)
+        rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
+        agree: list[Tensor] = []
+
+        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
+            self._count(tally, "train", terms)
+            if accuracy:
+                agree.append(metrics.agreement(part))
+
+        loss = RowLoss(self.objective, teacher, self._generator("objective"), look)(rows)
+        tally.add_sum("train/loss", loss.detach(), len(rows))
+        if accuracy:
+            where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
+            metrics.add_by_position(tally, "train/position_{}/accuracy", torch.cat(agree), where)
+        return loss, tally
+
+    def _count(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
+        for name in self.objective.weights:
+            tally.add(f"{stage}/loss/{name}", terms[name])
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        return generator_for(*self.origin, purpose)
