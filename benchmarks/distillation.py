@@ -3,8 +3,8 @@
     python benchmarks/distillation.py [speed] [memory] [KEY=VALUE]...
 
 Both by default. The tables are printed; the results go to
-``benchmarks/results/DATE-distillation-PART-DEVICE.json``. ``memory`` takes 20 GiB and a quarter of an
-hour: each of its shapes is a forward and backward pass on a CPU.
+``benchmarks/results/DATE-distillation-PART-DEVICE.json``. ``memory`` takes 20 GiB and a quarter of
+an hour: its shapes are large for a CPU.
 """
 
 from __future__ import annotations

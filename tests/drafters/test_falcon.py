@@ -9,7 +9,9 @@ from torch import Tensor
 from falcon_cases import HIDDEN, drafter, inputs, rows
 from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
+    BuildContext,
     DrafterInputs,
     Frontier,
     Observation,
@@ -17,7 +19,7 @@ from falcon_lab.protocols import (
     Reveal,
     TrainableDrafter,
 )
-from tiny_models import FAMILIES
+from tiny_models import FAMILIES, tiny_target
 
 BLOCKS = [1, 2, 3, 4]
 SWITCHES = [
@@ -47,6 +49,14 @@ def test_it_fulfils_what_a_trainable_drafter_promises() -> None:
     made = drafter(block=2)
     assert isinstance(made, TrainableDrafter)
     assert (made.block, made.needs) == (2, {"features"})
+
+
+def test_training_through_flex_attention_on_a_cpu_is_refused_with_what_to_set() -> None:
+    target = tiny_target(attention="flex_attention")
+    made = FalconDrafter(FalconConfig(), BuildContext(target))
+    given = inputs(9)
+    with pytest.raises(FalconLabError, match=r"target\.attention=sdpa"):
+        made(given)
 
 
 def test_the_target_is_none_of_its_weights() -> None:

@@ -31,6 +31,7 @@ from falcon_lab.drafters.relaxed_mask import (
     query_mask,
     relaxed_causal_mask,
 )
+from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
     BuildContext,
     DrafterInputs,
@@ -45,6 +46,8 @@ from falcon_lab.targets.backbone import Backbone
 
 if TYPE_CHECKING:
     from falcon_lab.builtins import FalconConfig
+
+FLEX = "flex_attention"
 
 
 class FalconDrafter(nn.Module):
@@ -97,6 +100,11 @@ class FalconDrafter(nn.Module):
         self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
 
     def _blocks(self, **rows: Any) -> Tensor:
+        on_cpu = rows["positions"].device.type == "cpu"
+        if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
+            raise FalconLabError(
+                f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
+            )
         through = self._compiled if self._compiled is not None and self.training else self.backbone
         hidden: Tensor = through(**rows)
         return hidden
