@@ -328,6 +328,9 @@ class LabelledRows:
 class Objective(Protocol):
     """Turns labelled rows into named loss terms.
 
+    A term of a row depends on that row alone: the rows of a step come in as many calls as their
+    logits need room (``distillation.logits_mib``), and the terms of all calls count together.
+
     Attributes:
         weights: term name -> weight; the loss is the weighted sum of the terms' means.
     """
