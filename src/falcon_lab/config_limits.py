@@ -84,6 +84,7 @@ RANGES = {
 WORDS = {
     "target.dtype": ("auto", "float32", "bfloat16", "float16", "float64"),
     "target.attention": ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_flash"),
+    "decoding.compile": ("none", "drafter", "all"),
     "wandb.mode": ("offline", "online", "disabled"),
 }
 

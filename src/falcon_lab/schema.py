@@ -158,6 +158,9 @@ class DecodingConfig:
     kv_memory: float | None = None
     """GiB that the key/value caches of a sequence, target's and drafter's, may take together; null
     is what the device has free."""
+    compile: str = "none"
+    """``drafter`` or ``all`` (the target's steps and verifications too): compile the passes of
+    decoding for a few numbers of rows, the first time for up to a minute each."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from falcon_lab.benchmarking.loops import Contest, contest
 from falcon_lab.benchmarking.machine import Machine, measure_machine
 from falcon_lab.benchmarking.memory import peak_of
 from falcon_lab.benchmarking.tracing import TOKENS, write_trace
+from falcon_lab.compiling.choice import choose_target
 from falcon_lab.config import to_plain
 from falcon_lab.evaluation.benchmark import Measurement, measure, torch_threads
 from falcon_lab.evaluation.conversation import EncodedPrompt
@@ -57,6 +58,7 @@ def bench_decoding(
         FalconLabError: for whatever the user can mend.
     """
     target = ensure_target(experiment.target, announce)
+    target = choose_target(target, experiment.decoding, announce)
     helper = load_assistant(experiment, target, assistant, announce)
     # The longest first: it warms up, and what is allocated for it is enough for the others.
     prompts = sorted(prompts_of(experiment, target), key=lambda p: -len(p.tokens([])))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from falcon_lab.commands.settings import names_a_drafter
+from falcon_lab.compiling.choice import choose_target
 from falcon_lab.evaluation.engines import Methods, add_method
 from falcon_lab.plugins import load_components
 from falcon_lab.schema import Experiment, MethodConfig
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def load(experiment: Experiment, announce: Callable[[str], None]) -> Target:
     """The experiment's target on its device."""
     target: Target = ensure_target(experiment.target, announce)
-    return target
+    return choose_target(target, experiment.decoding, announce)
 
 
 def speculative(

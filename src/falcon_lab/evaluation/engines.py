@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.compiling.ahead import Announce
+from falcon_lab.compiling.choice import choose_drafter
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
@@ -21,6 +24,8 @@ from falcon_lab.schema import Experiment, MethodConfig, Node
 if TYPE_CHECKING:
     from falcon_lab.plugins import Components
     from falcon_lab.targets.target import Target
+
+log = logging.getLogger(__name__)
 
 KINDS = {
     "tree": "tree_builder",
@@ -48,7 +53,11 @@ class Methods:
 
 
 def build_methods(
-    experiment: Experiment, target: Target, components: Components, trained: Path
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    trained: Path,
+    announce: Announce = log.info,
 ) -> Methods:
     """Every method of the experiment; ``trained`` is the folder of the run's own drafter.
 
@@ -58,7 +67,7 @@ def build_methods(
     methods = Methods()
     for name, config in experiment.evaluation.methods.items():
         try:
-            add_method(methods, name, config, experiment, target, components, trained)
+            add_method(methods, name, config, experiment, target, components, trained, announce)
         except FalconLabError as error:
             if not config.optional:
                 raise
@@ -74,6 +83,7 @@ def add_method(
     target: Target,
     components: Components,
     trained: Path,
+    announce: Announce = log.info,
 ) -> None:
     """Build one method's engine and write down what it is made of."""
     drafter, node = drafter_of(config, target, components, trained)
@@ -86,7 +96,7 @@ def add_method(
     built = {key: components.build(KINDS[key], nodes[key], context) for key in KINDS}
     methods.engines[name] = SpeculativeEngine(
         target,
-        drafter,
+        choose_drafter(drafter, experiment.decoding, announce),
         built["tree"],
         built["acceptance"],
         built["controller"],

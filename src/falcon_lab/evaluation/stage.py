@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from falcon_lab.compiling.choice import choose_target
 from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.evaluation.answers import write_answers
@@ -35,7 +36,10 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
     """Measure plain decoding and every method of the experiment; the content of results.json."""
     experiment, config = current.experiment, current.experiment.evaluation
     target = current.target.to(resolve_device(experiment.target.device))
-    methods = build_methods(experiment, target, current.components, current.drafter_folder)
+    target = choose_target(target, experiment.decoding, current.announce)
+    methods = build_methods(
+        experiment, target, current.components, current.drafter_folder, current.announce
+    )
     prompts = prompts_of(experiment, target)
     measurement = measure(
         {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
