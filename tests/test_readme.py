@@ -114,6 +114,11 @@ CHECKS: dict[str, Check] = {
     "falcon-lab bench --drafter runs/smoke/drafter --batch-sizes 1,4,8 target.lean=true": whole(
         "--max-new-tokens=8", "evaluation.prompts.limit=3", "evaluation.repeats=1"
     ),
+    "falcon-lab tune runs/smoke/drafter target.lean=true": whole(
+        *("--texts=4", "--nodes=4", "--depth=4", "--tree=chain", "--max-new-tokens=32"),
+        *("evaluation.prompts.limit=1", "evaluation.repeats=1"),
+    ),
+    "falcon-lab run experiments/csgd.yaml tuned/tuned.yaml out=runs/tuned": whole("--dry-run"),
     "falcon-lab view-data experiments/smoke.yaml": whole(),
     "falcon-lab plugins": whole(),
     "falcon-lab doctor": doctor_works,

@@ -22,17 +22,18 @@ from falcon_lab.controllers.confidence import Confidence
 from falcon_lab.controllers.fixed import Fixed
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.generation import Generation, Round
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation, TreeBuilder
+from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import TemplateTree
 from falcon_lab.tuning.costs import Costs
 from falcon_lab.tuning.texts import Text, replay
 
-TOKENS = 40
+TOKENS = 32
 """Tokens that an engine writes at a time."""
 SHORTEST = 8
 """Tokens that a text must at least have to be gone on from."""
@@ -189,15 +190,12 @@ def middle(text: Text) -> Text:
 
 def sample_of(bench: Bench, text: Text, builder: TreeBuilder) -> Sample | None:
     """One generation; None when it had no round."""
-    fixed = Fixed(FixedConfig(), bench.context)
-    extra = [
-        sum(f - 1 for f in done.blocks[1:]) for done in replay(text, bench.drafter, builder, fixed)
-    ]
     written = bench.write(bench.engine(builder), text)
     rounds, seconds = written.rounds, written.seconds
     if not rounds:
         return None
     count = len(rounds)
+    extra = [sum(f - 1 for f in blocks[1:]) for blocks in blocks_of(bench, text, builder, rounds)]
     return Sample(
         nodes=sum(r.nodes for r in rounds) / count,
         later=sum(max(r.passes - 1, 0) for r in rounds) / count,
@@ -207,6 +205,18 @@ def sample_of(bench: Bench, text: Text, builder: TreeBuilder) -> Sample | None:
         fixed=(seconds.accept + seconds.commit + seconds.overhead) / count,
         prefill=seconds.prefill,
     )
+
+
+def blocks_of(
+    bench: Bench, text: Text, builder: TreeBuilder, rounds: Sequence[Round]
+) -> list[tuple[int, ...]]:
+    """F of every pass of every round: a template's are known, others are replayed."""
+    if isinstance(builder, TemplateTree):
+        passes = build_layout(builder.paths, builder.block).passes
+        every = tuple(plan.stands.shape[0] for plan in passes)
+        return [every[: done.passes] for done in rounds]
+    fixed = Fixed(FixedConfig(), bench.context)
+    return [done.blocks for done in replay(text, bench.drafter, builder, fixed)]
 
 
 def _medians(samples: Sequence[Sample]) -> Sample:
