@@ -1,16 +1,17 @@
 """Decoder blocks compiled for a fixed number of new rows, over the cache of the plain pass.
 
 Shapes: n new rows, N rows of the compiled pass (n and padding), W columns of a mask, S keys (cached
-rows and the N), C capacity, H hidden, V vocabulary.
+rows and the N), C capacity, G key/value heads, D head size, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.cache_utils import Cache
 
 from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
@@ -22,8 +23,12 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows that a pass is compiled for; a few more rows of nothing cost less than another pass to
 compile."""
 
-SPARE = 16
-"""Cache rows beyond what is needed, for the padding of a pass (the widest gap between sizes)."""
+SPARE = 80
+"""Cache rows beyond what is needed: for the padding of a pass, and so that no cache is too small
+for what a compiled pass takes for granted."""
+
+LEAST = 2
+"""Rows of context that a compiled pass takes for granted: tracing tells one from several."""
 
 
 def size_for(rows: int) -> int:
@@ -39,11 +44,11 @@ def size_for(rows: int) -> int:
 
 
 class CompiledRows:
-    """The decoder blocks of a backbone and what follows them.
+    """The decoder blocks of a backbone, from tokens to logits.
 
     Args:
         backbone: its weights are copied into the compiled pass.
-        head: ``[N, H]`` hidden states -> ``[N, V]`` logits; without it there are none.
+        head: ``[N, H]`` hidden states -> ``[N, V]`` logits.
         name: of the pass, for the user.
         announce: takes one line for the user at a time.
         compiler: makes a pass of what is traced.
@@ -52,106 +57,111 @@ class CompiledRows:
     def __init__(
         self,
         backbone: Backbone,
-        head: Callable[[Tensor], Tensor] | None,
+        head: Callable[[Tensor], Tensor],
         name: str,
         announce: Announce,
         compiler: PassCompiler = compile_ahead,
     ) -> None:
         self._compiler = compiler
         self._traced = Rows(backbone, head)
+        self._keys = Keys(backbone)
         self._name = name
         self._announce = announce
-        self._passes: dict[tuple[int, int, torch.dtype], Compiled] = {}
+        self._passes: dict[tuple[int, int], Compiled] = {}
         self._all = torch.ones(SIZES[-1], SIZES[-1], dtype=torch.bool)
-        self._columns = torch.empty(0, dtype=torch.long)
 
     def takes(self, new: int, cache: KVCache) -> bool:
         """Whether there is a pass for so many rows: not for prompts."""
-        return cache.length > 0 and new <= SIZES[-1]
+        return cache.length >= LEAST and new <= SIZES[-1]
+
+    def prepare(self, most: int) -> None:
+        """Compile or load the passes for up to so many rows now, and not when they are needed."""
+        for size in SIZES:
+            self._pass(size)
+            if size >= most:
+                return
 
     def __call__(
-        self, rows: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> tuple[Tensor, ...]:
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
+    ) -> tuple[Tensor, Tensor]:
         """Append n rows to the cache.
 
         Args:
-            rows: ``[n]`` long tokens, or ``[n, H]`` embeddings.
+            tokens: ``[n]`` long.
             positions: ``[n]`` long.
-            mask: ``[n, W]`` bool, who sees whom among the last W keys, W >= n, all that is before
-                being seen; None: every row sees every key.
+            mask: ``[n, n]`` bool, who sees whom among the new rows; None: every row sees every
+                key.
             cache: of one sequence, with ``SPARE`` rows to spare and something in it.
 
         Returns:
-            Hidden states ``[n, H]``, and logits ``[n, V]`` if there is a head.
+            Hidden states ``[n, H]`` and logits ``[n, V]``.
         """
-        new, size = rows.shape[0], size_for(rows.shape[0])
+        new, size = tokens.shape[0], size_for(tokens.shape[0])
         mask = self._all[:new, :new] if mask is None else mask
+        if cache.positions is not None:
+            cache.record_positions(positions[None])
         if size > new:
-            rows, positions, mask = _padded(rows, positions, mask, size - new)
+            more = size - new
+            tokens, positions = (functional.pad(part, (0, more)) for part in (tokens, positions))
+            # Rows of nothing see what is before and themselves, and nobody sees them.
+            mask = functional.pad(mask, (0, more, 0, more))
+            mask.diagonal()[new:] = True
         keys, values = cache.tensors()
-        stop = cache.length + size
-        if self._columns.shape[0] < stop:
-            self._columns = torch.arange(2 * stop)
-        inputs = [rows, positions, mask, self._columns[:stop], *keys, *values]
-        key = (size, torch.get_num_threads(), rows.dtype)
+        columns = self._keys.columns(cache.length + size)
+        hidden, logits = self._pass(size)([tokens, positions, mask, columns, *keys, *values])
+        cache.advance(new)
+        return hidden[:new], logits[:new]
+
+    def _pass(self, size: int) -> Compiled:
+        """The pass of that size, whatever the length of the context and of the cache."""
+        key = (size, torch.get_num_threads())
         run = self._passes.get(key)
         if run is None:
-            run = self._passes[key] = self._compile(inputs, len(keys))
-        outputs = run(inputs)
-        if cache.positions is not None:
-            cache.record_positions(inputs[1][None, :new])
-        cache.advance(new)
-        return tuple(output[:new] for output in outputs)
-
-    def _compile(self, inputs: list[Tensor], layers: int) -> Compiled:
-        """A pass for inputs like these, whatever the length of the context and of the cache."""
-        rows, positions, mask = (tensor.clone() for tensor in inputs[:3])
-        size = rows.shape[0]
-        example = inputs[4].shape[2]
-        seen = torch.export.Dim("seen", min=size + 1, max=2**20)
-        capacity = torch.export.Dim("capacity", min=SIZES[-1] + SPARE, max=2**21)
-        width: dict[int, Any] = {} if size == 1 else {1: torch.export.Dim("width", min=2)}
-        keys, values = (
-            [tensor.new_zeros(tensor.shape) for tensor in part]
-            for part in (inputs[4 : 4 + layers], inputs[4 + layers :])
-        )
-        columns = torch.arange(min(example - 1, size + 37))
-        rows_of = [{2: capacity}] * layers
-        return self._compiler(
-            self._traced,
-            (rows, positions, mask, columns, keys, values),
-            ({}, {}, width, {0: seen}, rows_of, rows_of),
-            name=f"{self._name}-{size}-rows",
-            announce=self._announce,
-        )
+            keys, values, columns, shapes = self._keys.example(size)
+            numbers = torch.zeros(size, dtype=torch.long)
+            run = self._passes[key] = self._compiler(
+                self._traced,
+                (numbers, numbers.clone(), self._all[:size, :size].clone(), columns, keys, values),
+                ({}, {}, {}, shapes.columns, shapes.rows, shapes.rows),
+                name=f"{self._name}-{size}-rows",
+                announce=self._announce,
+            )
+        return run
 
 
 class Rows(nn.Module):
     """What is traced: a backbone whose cache is made of the inputs."""
 
-    def __init__(self, backbone: Backbone, head: Callable[[Tensor], Tensor] | None) -> None:
+    def __init__(self, backbone: Backbone, head: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
 
     def forward(
         self,
-        rows: Tensor,
+        tokens: Tensor,
         positions: Tensor,
         mask: Tensor,
         columns: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
         """``columns``: ``[S]``, 0, 1, 2, …: its length tells how many keys there are."""
-        cache = _Slices(keys, values, columns, rows.shape[0])
-        given = {"tokens": rows[None]} if rows.dim() == 1 else {"embeddings": rows[None]}
-        hidden = self.backbone(positions=positions[None], mask=mask[None], cache=cache, **given)[0]
-        return (hidden,) if self.head is None else (hidden, self.head(hidden))
+        cache = Slices(keys, values, columns, tokens.shape[0])
+        hidden = self.backbone(
+            tokens=tokens[None], positions=positions[None], mask=mask[None], cache=cache
+        )[0]
+        return hidden, self.head(hidden)
 
 
-class _Slices(Cache):
-    """As ``KVCache``, for tracing: rows go where the shapes of the inputs say."""
+class Slices(Cache):
+    """As ``KVCache``, for tracing: rows go where the shapes of the inputs say.
+
+    Args:
+        keys, values: of every layer, ``[1, G, C, D]``.
+        columns: ``[S]`` long, 0, 1, 2, ….
+        new: rows of the pass.
+    """
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], columns: Tensor, new: int) -> None:
         super().__init__(layers=[])
@@ -161,36 +171,72 @@ class _Slices(Cache):
 
     @property
     def length(self) -> int:
+        """Rows before those of the pass."""
         return self._columns.shape[0] - self._new
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
+        """Write a layer's new rows; all its rows."""
         keys, values, stop = self._keys[layer_idx], self._values[layer_idx], self.length + self._new
         keys[:, :, self.length : stop] = key_states
         values[:, :, self.length : stop] = value_states
         return keys[:, :, :stop], values[:, :, :stop]
 
     def record_positions(self, positions: Tensor) -> Tensor:
+        """``[1, S]``: a committed row stands at its own number."""
         return torch.cat((self._columns[None, : self.length], positions), dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        """As ``length``."""
         return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Keys that a query of that length sees, and their offset."""
         return self.length + query_length, 0
 
 
-def _padded(
-    rows: Tensor, positions: Tensor, mask: Tensor, more: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """More rows, which see themselves and what is before, and which nobody sees."""
-    new, width = mask.shape
-    wider = mask.new_zeros(new + more, width + more)
-    wider[:new, :width] = mask
-    wider.diagonal(width - new)[new:] = True
-    return (
-        torch.cat((rows, rows.new_zeros(more, *rows.shape[1:]))),
-        torch.cat((positions, positions.new_zeros(more))),
-        wider,
-    )
+class Shapes(NamedTuple):
+    """Which dimensions of a cache vary, as ``torch.export.export`` takes them."""
+
+    columns: dict[int, Any]
+    rows: list[dict[int, Any]]
+
+
+class Keys:
+    """Caches to trace with.
+
+    Args:
+        backbone: whose layers they are for.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._columns = torch.empty(0, dtype=torch.long)
+
+    def columns(self, stop: int) -> Tensor:
+        """``[stop]`` long, 0, 1, 2, …: a slice of a table that is made once."""
+        if self._columns.shape[0] < stop:
+            self._columns = torch.arange(2 * stop)
+        return self._columns[:stop]
+
+    def example(self, new: int) -> tuple[list[Tensor], list[Tensor], Tensor, Shapes]:
+        """Keys, values, columns and their shapes for a pass over ``new`` rows.
+
+        Raises:
+            FalconLabError: a layer keeps no rows of its own.
+        """
+        layers = [layer for layer in self._backbone.layout.layers if layer is not None]
+        if len(layers) < len(self._backbone.layout.layers):
+            raise FalconLabError("not every layer has keys and values of its own")
+        capacity = 2 * SPARE + new
+        sides = [
+            [torch.zeros(1, heads, capacity, size, dtype=layer.dtype) for heads, size in sizes]
+            for layer in layers
+            for sizes in [(layer.key, layer.value)]
+        ]
+        seen = torch.export.Dim("seen", min=new + LEAST, max=2**20)
+        room = torch.export.Dim("room", min=SPARE, max=2**21)
+        shapes = Shapes({0: seen}, [{2: room}] * len(layers))
+        columns = torch.arange(new + SPARE // 2)
+        return [side[0] for side in sides], [side[1] for side in sides], columns, shapes

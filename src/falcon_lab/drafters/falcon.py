@@ -238,7 +238,7 @@ class FalconDrafter(nn.Module):
     def compiled(self, announce: Announce, compiler: PassCompiler = compile_ahead) -> Self:
         """The same drafter and weights, drafting through compiled passes."""
         other = copy.copy(self)
-        other.passes = CompiledPasses(self.fuse, self.backbone, announce, compiler)
+        other.passes = CompiledPasses(self, announce, compiler)
         other._decoding = Decoding(other)
         return other
 

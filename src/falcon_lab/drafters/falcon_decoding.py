@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from falcon_lab.drafters.falcon_passes import CompiledPass
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
@@ -94,6 +95,7 @@ class Decoding:
         self._cache = cache
         self._index = torch.empty(0, dtype=torch.long)  # 0, 1, 2, …
         self._positions = self._index  # the same, within the host's positions
+        self._nothing = torch.empty(1, 0, dtype=torch.bool)
 
     def expect(self, rows: int) -> None:
         """Make the cache that large from the start."""
@@ -109,15 +111,98 @@ class Decoding:
 
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Expand the frontier."""
+        if (found := self._at_once(frontier)) is not None:
+            return found
         hidden = self._root() if frontier.tokens.shape[1] == 0 else self._blocks(frontier)
         host = self._drafter.host
-        return DraftOutput(host.head(hidden.to(self._dtype)), hidden)
+        return DraftOutput(host.head(hidden.to(self._dtype)), hidden, all_proposed=True)
 
     def begin(self) -> Begun:
         """Compute the first pass of a round, for somebody who goes on with the sequence."""
         hidden = self._root()
         assert self._recent is not None
         return Begun(hidden, self._length, self._state, self._recent, self._dtype)
+
+    # --- passes from tokens to logits -------------------------------------------------------
+
+    def _at_once(self, frontier: Frontier) -> DraftOutput | None:
+        """Expand the frontier in one compiled pass, if there is one for it."""
+        at_once, cache = self._drafter.passes.at_once, self._cache
+        if at_once is None or not isinstance(cache, GrowingCache):
+            return None
+        if frontier.tokens.shape[1]:
+            return self._blocks_at_once(at_once, cache, frontier)
+        return self._root_at_once(at_once, cache)
+
+    def _root_at_once(self, at_once: CompiledPass, cache: GrowingCache) -> DraftOutput | None:
+        block, recent, state = self._block, self._recent, self._state
+        if len(self._pending) != 1 or recent is None or state is None:
+            return None
+        tokens = self._pending[0].tokens
+        length = self._length + tokens.shape[0]
+        start = self._window_start(length)
+        older = self._length - start
+        ready = self._computed == self._length and block <= length
+        if not ready or older > recent.shape[1] or not at_once.takes(tokens[None], older, start):
+            return None
+        features = features_of(self._pending.pop())
+        positions, mask = self._window_layout(start, length, 0)
+        cache.truncate(start)
+        found = at_once(
+            tokens[None],
+            features[None],
+            state,
+            recent[0, recent.shape[1] - older :],
+            positions[0],
+            None if mask is None else mask[0],
+            cache,
+            block,
+        )
+        self._length = self._computed = length
+        self._state = found.state
+        self._recent = torch.cat([recent, found.fused], dim=1)[:, -block:]
+        hidden = found.hidden.unsqueeze(0)
+        self._last = Pass(hidden, self._state, self._nothing, depth=0, chain=True)
+        return DraftOutput(found.logits.unsqueeze(0), hidden)
+
+    def _blocks_at_once(
+        self, at_once: CompiledPass, cache: GrowingCache, frontier: Frontier
+    ) -> DraftOutput | None:
+        last, block = self._last, self._block
+        if (
+            last is None
+            or last.state is None
+            or not at_once.takes(frontier.tokens, 0, self._length)
+        ):
+            return None
+        features, state = last.features, last.state
+        count, chain = frontier.tokens.shape[0], last.chain and frontier.tokens.shape[0] == 1
+        visible, mask = last.visible, None
+        if not chain:
+            features = features[frontier.parents]
+            state = (state[0][:, frontier.parents], state[1][:, frontier.parents])
+            own = torch.eye(count, dtype=torch.bool, device=features.device)
+            visible = torch.cat([visible[frontier.parents], own], dim=1)
+            mask = self._block_mask(visible, chain)
+        else:
+            visible = visible.new_ones(1, visible.shape[1] + 1)
+        first = self._length + last.visible.shape[1] * block
+        self._reserve(first + count * block)
+        begin = self._length + last.depth * block
+        cache.truncate(first)
+        found = at_once(
+            frontier.tokens,
+            features,
+            state,
+            features[0, :0],
+            self._block_positions(begin, count)[0],
+            None if mask is None else mask[0],
+            cache,
+            count * block,
+        )
+        hidden = found.hidden.view(count, block, -1)
+        self._last = Pass(hidden, found.state, visible, last.depth + 1, chain)
+        return DraftOutput(found.logits.view(count, block, -1), hidden)
 
     # --- the first pass of a round ----------------------------------------------------------
 

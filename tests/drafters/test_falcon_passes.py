@@ -1,0 +1,104 @@
+"""Drafting through compiled passes: against the modules, with a compiler that compiles nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fakes.compiling import Pretend
+from fakes.decoding import chain, generate, plain, speculative
+from falcon_cases import drafter, rows
+from falcon_lab.builtins import FalconConfig
+from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.protocols import BuildContext, Frontier, Observation
+from falcon_lab.trees.templates import named
+from tiny_models import tiny_target
+
+ROOT = Frontier.root(torch.device("cpu"))
+
+
+def _pair(**options: Any) -> tuple[FalconDrafter, FalconDrafter, Pretend]:
+    compiler = Pretend()
+    made = drafter(**options)
+    return made, made.compiled(lambda line: None, compiler), compiler
+
+
+def _rounds(made: FalconDrafter, lengths: list[int]) -> list[Any]:
+    """Logits and features of rounds of four passes, the last three of them branching."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, features = rows(sum(lengths), 0)
+    made.reset(tokens[0])
+    found, done = [], 0
+    for new in lengths:
+        fresh = slice(done, done + new)
+        made.observe(Observation(tokens[fresh], features[fresh]))
+        done += new
+        outputs = [made.draft(ROOT)]
+        for parents in ([0], [0, 0, 0], [2, 0]):
+            drawn = torch.randint(0, 12, (len(parents), made.block), generator=generator)
+            outputs.append(made.draft(Frontier(drawn, torch.tensor(parents))))
+        found += outputs
+    return found
+
+
+@pytest.mark.parametrize("phase", ["aligned", "absolute"])
+@pytest.mark.parametrize("block", [1, 2, 3, 4])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_compiled_passes_predict_what_the_modules_predict(
+    block: int, phase: str, layers: int
+) -> None:
+    made, compiled, compiler = _pair(block=block, phase=phase, layers=layers)
+    lengths = [20, 1, 2, 3, 5, 8, 1, 1, 18, 4]
+    for ours, theirs in zip(_rounds(compiled, lengths), _rounds(made, lengths), strict=True):
+        assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
+        assert torch.allclose(ours.features, theirs.features, atol=1e-5)
+    # The prompt's first pass and the long round's are the modules' own.
+    assert compiler.calls == 4 * len(lengths) - 2
+
+
+@pytest.mark.parametrize(
+    "options", [{"fuse": "linear"}, {"fuse": "lstm_positionwise"}, {"query": "newest"}]
+)
+def test_what_has_no_compiled_pass_goes_through_the_modules(options: dict[str, Any]) -> None:
+    made, compiled, compiler = _pair(block=2, **options)
+    for ours, theirs in zip(_rounds(compiled, [5, 1, 3]), _rounds(made, [5, 1, 3]), strict=True):
+        assert torch.equal(ours.logits, theirs.logits)
+    assert compiler.calls == 0
+
+
+def test_a_pass_is_compiled_once_for_rounds_of_like_length() -> None:
+    _, compiled, compiler = _pair(block=2)
+    _rounds(compiled, [20, 3, 4, 3, 4])
+    assert sorted(compiler.names) == sorted(set(compiler.names))
+    assert "drafter-1-by-4-after-0-rows-for-2" in compiler.names
+
+
+def test_compiled_drafters_share_the_weights_and_leave_the_modules_drafting() -> None:
+    made, compiled, compiler = _pair(block=2)
+    assert compiled.fuse is made.fuse
+    _rounds(made, [20, 3])
+    assert compiler.calls == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_greedy_speculation_with_everything_compiled_writes_the_target_s_text(
+    family: str, block: int
+) -> None:
+    target, compiler = tiny_target(family, vocab=12), Pretend()
+    torch.manual_seed(3)
+    made = FalconDrafter(FalconConfig(block=block), BuildContext(host=target)).eval()
+    fast = target.compiled(lambda line: None, compiler)
+    falcon = made.compiled(lambda line: None, compiler)
+    for tree in (chain(2 * block), named("auto", block), named("vicuna", block)):
+        for prompt in ([3, 1, 4, 1, 5], [2]):
+            expected = plain(target, prompt, 40)
+            got = generate(speculative(fast, falcon, tree), prompt, 40)
+            assert got.tokens == expected.tokens
+            assert generate_plain(fast, prompt) == expected.tokens
+    assert compiler.calls > 0
+
+
+def generate_plain(target: Any, prompt: list[int]) -> list[int]:
+    found: list[int] = plain(target, prompt, 40).tokens
+    return found
