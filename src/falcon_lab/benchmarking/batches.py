@@ -48,14 +48,14 @@ class Job:
     Attributes:
         method: its name.
         size: B, or ``ALONE``.
-        answer: lets it answer all prompts, with so many new tokens at most.
+        answer: lets it answer so many prompts, with so many new tokens at most.
         seconds: wall time of every repeat.
         texts: of the last one.
     """
 
     method: str
     size: int
-    answer: Callable[[int], list[Generation]]
+    answer: Callable[[int, int], list[Generation]]
     seconds: list[float] = field(default_factory=list)
     texts: list[Generation] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ def bench_batches(
     ]
     with torch_threads(experiment.evaluation.threads):
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
-        run(jobs, experiment, target, announce)
+        run(jobs, len(prompts), experiment, target, announce)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": provenance.command_line(),
@@ -118,7 +118,7 @@ def answering(
     size: int,
     prompts: Sequence[Tensor],
     experiment: Experiment,
-) -> Callable[[int], list[Generation]]:
+) -> Callable[[int, int], list[Generation]]:
     """What a job does; every prompt has a seed of its own, whatever the size."""
     target, seed = engine.target, experiment.evaluation.seed
     shared: dict[str, Any] = {
@@ -126,36 +126,41 @@ def answering(
         "stop": stop_of(experiment, target),
     }
 
-    def answer(tokens: int) -> list[Generation]:
+    def answer(count: int, tokens: int) -> list[Generation]:
+        asked = prompts[:count]
         draws = [
             torch.Generator(target.device).manual_seed(seed + 1_000_003 * place)
-            for place in range(len(prompts))
+            for place in range(len(asked))
         ]
         if size == ALONE:
             return [
                 engine.generate(prompt, max_new_tokens=tokens, generator=generator, **shared)
-                for prompt, generator in zip(prompts, draws, strict=True)
+                for prompt, generator in zip(asked, draws, strict=True)
             ]
         batch = BatchEngine(engine, size)
-        return batch.generate(prompts, max_new_tokens=tokens, generators=draws, **shared)
+        return batch.generate(asked, max_new_tokens=tokens, generators=draws, **shared)
 
     return answer
 
 
 def run(
-    jobs: Sequence[Job], experiment: Experiment, target: Target, announce: Callable[[str], None]
+    jobs: Sequence[Job],
+    prompts: int,
+    experiment: Experiment,
+    target: Target,
+    announce: Callable[[str], None],
 ) -> None:
     """Warm every job up; then all of them in turns, each repeat beginning with another one."""
     announce(f"warming up {len(jobs)} methods and sizes")
     for job in jobs:
-        job.answer(WARM)
+        job.answer(job.size + 1, WARM)
     repeats = max(1, experiment.evaluation.repeats)
     for repeat in range(repeats):
         announce(f"repeat {repeat + 1} of {repeats}")
         first = repeat * len(jobs) // repeats
         for job in [*jobs[first:], *jobs[:first]]:
             begin = _clock(target.device)
-            job.texts = job.answer(experiment.evaluation.max_new_tokens)
+            job.texts = job.answer(prompts, experiment.evaluation.max_new_tokens)
             job.seconds.append(_clock(target.device) - begin)
 
 
