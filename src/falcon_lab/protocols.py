@@ -118,10 +118,12 @@ class DraftOutput:
             the block's node. ``-inf`` marks a token that is not proposed at all; no rows at all
             means that the drafter has nothing to say.
         features: ``[F, rows, H]`` predicted features, for those who want to look.
+        all_proposed: a promise that no token is marked so, which spares a look at the device.
     """
 
     logits: Tensor
     features: Tensor | None = None
+    all_proposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ class Drafter(Protocol):
 class KeepsRows(Protocol):
     """What a ``Drafter`` also has whose memory grows with the sequence.
 
-    Decoding counts that memory before it takes any, and calls ``reserve`` after ``reset``.
+    Decoding counts that memory before it takes any, and calls ``reserve`` after ``reset``. One that
+    keeps memory from one sequence to the next says how many bytes in ``kv_held``.
     """
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
@@ -397,6 +400,33 @@ class Acceptance:
 
     path: Tensor
     next_token: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAcceptance:
+    """What an acceptance rule decided, in shapes that tell nothing about it.
+
+    Attributes:
+        path: ``[P]`` long, as in ``Acceptance``, its last node repeated to fill up.
+        next_token: 0-d long, as in ``Acceptance``.
+    """
+
+    path: Tensor
+    next_token: Tensor
+
+
+@runtime_checkable
+class AcceptsOnDevice(Protocol):
+    """What an ``AcceptanceRule`` also has that can decide without waiting for the device.
+
+    Decoding then asks it this way, and waits once a round: for the tokens to be written.
+    """
+
+    def accept_padded(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> PaddedAcceptance | None:
+        """As calling the rule; None where it cannot, for such a tree or such a sampling."""
+        ...
 
 
 class AcceptanceRule(Protocol):

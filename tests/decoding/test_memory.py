@@ -72,6 +72,23 @@ def test_without_a_limit_the_device_s_free_memory_counts(monkeypatch: pytest.Mon
     check_kv_memory(lambda n: n * GIB, 10**9, limit_gib=None, device=CPU)
 
 
+def test_what_is_held_already_is_as_good_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda _: GIB)
+
+    def check(length: int, held: float) -> None:
+        per_token = GIB // 2
+        check_kv_memory(
+            lambda n: n * per_token, length, limit_gib=None, device=CPU, held=int(held * GIB)
+        )
+
+    check(2, held=0)
+    check(5, held=1.5)
+    check(9, held=4.5)
+    message, fits = refusal(lambda: check(6, held=1.5))
+    assert fits == 5
+    assert "2.5 GiB are free" in message
+
+
 def test_little_is_taken_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(memory, "free_memory")
     check_kv_memory(lambda n: n, memory.SMALL, limit_gib=None, device=CPU)

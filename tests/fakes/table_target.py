@@ -31,7 +31,8 @@ class TableCache:
         self.rows += tokens
         assert self.length <= self.capacity, "the cache is too small"
 
-    def commit(self, start: int, path: Tensor) -> None:
+    def commit(self, start: int, path: Tensor, *, last: int | None = None) -> None:
+        assert last is None or last == path.tolist()[-1]
         self.rows[start:] = [self.rows[start + row] for row in path.tolist()]
 
 
@@ -48,6 +49,7 @@ class TableTarget:
         self.max_positions = positions
         self.device = torch.device("cpu")
         self.eos_ids: frozenset[int] = frozenset()
+        self.kv_held = 0
         self.config = None
 
     def new_cache(self, capacity: int) -> Any:

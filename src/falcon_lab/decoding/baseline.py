@@ -53,7 +53,11 @@ class PlainEngine:
         clock = Clock(target.device)
         length = len(prompt) + transcript.remaining
         check_kv_memory(
-            target.kv_bytes, length, limit_gib=self.decoding.kv_memory, device=target.device
+            target.kv_bytes,
+            length,
+            limit_gib=self.decoding.kv_memory,
+            device=target.device,
+            held=target.kv_held,
         )
         cache = target.new_cache(length)
         passes = target.read(prompt, cache, chunk=self.decoding.prefill_chunk)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from falcon_lab.decoding.accepting import accept
 from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.sampling import Sampling
@@ -117,15 +118,14 @@ class SpeculativeEngine:
             output = target.verify(tree, cache)
             clock.lap("verify")
 
-            accepted = self.rule(tree, output.logits, sampling, generator)
-            root = accepted.next_token
-            tokens = torch.cat((tree.tokens[accepted.path[1:]], root[None]))
-            kept = transcript.extend(tokens.tolist())
+            added = accept(self.rule, tree, output.logits, sampling, generator)
+            accepted, root = added.acceptance, added.acceptance.next_token
+            kept = transcript.extend(added.listed)
             clock.lap("accept")
 
-            cache.commit(start, accepted.path)
-            self._observe(tokens, output.features[accepted.path])
-            outcome = RoundOutcome(tree.max_depth, tree.drafted, len(tokens) - 1)
+            cache.commit(start, accepted.path, last=added.last)
+            self._observe(added.tokens, output.features.index_select(0, accepted.path))
+            outcome = RoundOutcome(tree.max_depth, tree.drafted, len(added.listed) - 1)
             self.controller.update(outcome)
             clock.lap("commit")
 
@@ -145,7 +145,13 @@ class SpeculativeEngine:
             own = keeper.kv_bytes(length, tree) if keeper else 0
             return target.kv_bytes(length + tree.max_nodes) + own
 
-        check_kv_memory(bytes_of, length, limit_gib=self.decoding.kv_memory, device=target.device)
+        check_kv_memory(
+            bytes_of,
+            length,
+            limit_gib=self.decoding.kv_memory,
+            device=target.device,
+            held=target.kv_held + getattr(drafter, "kv_held", 0),
+        )
         drafter.reset(first)
         if keeper:
             keeper.reserve(length, tree)

@@ -35,6 +35,7 @@ def check_kv_memory(
     limit_gib: float | None,
     device: torch.device,
     sequences: int = 1,
+    held: int = 0,
 ) -> None:
     """See that the caches of a sequence fit.
 
@@ -44,14 +45,17 @@ def check_kv_memory(
         limit_gib: GiB that may be taken; None is what the device has free.
         device: where.
         sequences: how many of that length lie side by side; ``bytes_of`` counts all of them.
+        held: bytes that are taken already, and will be used again or given back.
 
     Raises:
         FalconLabError: they do not, with the length that would.
     """
     needed = bytes_of(length)
-    if limit_gib is None and needed <= SMALL:
+    if limit_gib is None and needed <= max(SMALL, held):
         return
     there = free_memory(device) if limit_gib is None else int(limit_gib * GIB)
+    if there is not None and limit_gib is None:
+        there += held
     if there is None or needed <= there:
         return
     fits = bisect_right(range(length), there, key=bytes_of) - 1

@@ -163,7 +163,7 @@ class Decoding:
         self._recent = torch.cat([recent, found.fused], dim=1)[:, -block:]
         hidden = found.hidden.unsqueeze(0)
         self._last = Pass(hidden, self._state, self._nothing, depth=0, chain=True)
-        return DraftOutput(found.logits.unsqueeze(0), hidden)
+        return DraftOutput(found.logits.unsqueeze(0), hidden, all_proposed=True)
 
     def _blocks_at_once(
         self, at_once: CompiledPass, cache: GrowingCache, frontier: Frontier
@@ -202,7 +202,7 @@ class Decoding:
         )
         hidden = found.hidden.view(count, block, -1)
         self._last = Pass(hidden, found.state, visible, last.depth + 1, chain)
-        return DraftOutput(found.logits.view(count, block, -1), hidden)
+        return DraftOutput(found.logits.view(count, block, -1), hidden, all_proposed=True)
 
     # --- the first pass of a round ----------------------------------------------------------
 

@@ -9,7 +9,8 @@ Shapes: L layers, B batch, G key/value heads, C capacity, n new rows, D head siz
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -78,6 +79,8 @@ class KVCache(Cache):
             raise FalconLabError(
                 f"the KV cache holds {self.capacity} positions and {stop} are needed; make it "
                 "with the prompt, the new tokens and the largest tree in mind"
+                if self.capacity
+                else "this KV cache was handed over to another sequence; ask for a new one"
             )
         rows = self._rows[layer_idx]
         if rows is None:
@@ -106,17 +109,18 @@ class KVCache(Cache):
         """Count ``new`` rows that were written at ``length``."""
         self._set_length(self.length + new)
 
-    def commit(self, start: int, path: Tensor) -> None:
+    def commit(self, start: int, path: Tensor, *, last: int | None = None) -> None:
         """Keep rows ``start + path[i]`` as rows ``start + i`` and drop the others after ``start``.
 
         Args:
             start: rows before it stay as they are.
             path: ``[M]`` long, increasing, as node indices along a path of a tree are.
+            last: its last entry, where that is known without waiting for the device.
         """
         kept = path.shape[0]
         # An increasing path that ends at M - 1 is 0..M-1: those rows are in place. One look at
         # the last entry is cheaper than moving rows, on a GPU too.
-        if kept and int(path[-1]) != kept - 1:
+        if kept and (int(path[-1]) if last is None else last) != kept - 1:
             source = path + start
             for pool in self._pools:
                 pool[..., start : start + kept, :] = pool.index_select(-2, source.to(pool.device))
@@ -150,6 +154,15 @@ class KVCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Keys that a query of that length sees, and their offset."""
         return self.length + int(query_length), 0
+
+    def hand_over(self) -> Self:
+        """An empty cache with this one's memory; this one holds nothing from then on."""
+        other = copy.copy(self)
+        other.reset()
+        self.capacity, self._rows, self._flat = 0, [None] * len(self._rows), None
+        self._pools, self._shared, self.positions = [], {}, None
+        self._set_length(0)
+        return other
 
     def reset(self) -> None:
         """Forget all rows and keep the memory."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.graphs import GraphRows
+from falcon_lab.compiling.recording import Recorder, recorder_for
 from falcon_lab.compiling.rows import SPARE, CompiledRows
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import DecodingConfig
@@ -83,7 +85,7 @@ class Target:
         self.max_positions = max_positions(self.config)
         self.eos_ids = end_tokens(model, tokenizer)
         self.fingerprint = fingerprint(model, tokenizer)
-        self._compiled: CompiledRows | None = None
+        self._compiled: CompiledRows | GraphRows | None = None
         self._spare = 0  # cache rows that a pass needs beyond those of its sequence
         self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
 
@@ -122,12 +124,24 @@ class Target:
         return logits
 
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted."""
+        """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted.
+
+        With CUDA graphs it takes over the memory of the one before, which is of no use any more.
+        """
+        if isinstance(self._compiled, GraphRows):
+            return self._compiled.storage.new_cache(capacity)
         return self.backbone.new_cache(capacity + self._spare)
 
     def kv_bytes(self, capacity: int) -> int:
         """Memory that a cache of that capacity takes, exactly."""
+        if isinstance(self._compiled, GraphRows):
+            return self.backbone.layout.bytes(self._compiled.storage.capacity(capacity))
         return self.backbone.layout.bytes(capacity + self._spare)
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that is taken already, and that the next cache of one sequence takes over."""
+        return self._compiled.storage.held if isinstance(self._compiled, GraphRows) else 0
 
     @torch.no_grad()
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
@@ -175,9 +189,25 @@ class Target:
             )[0]
             yield TargetOutput(self.head(hidden[-1:]), hidden)
 
-    def compiled(self, announce: Announce, compiler: PassCompiler = compile_ahead) -> Self:
-        """The same model, whose steps and verifications are compiled passes (``compiling``)."""
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """The same model where it is, whose steps and verifications are compiled (``compiling``).
+
+        On a GPU they are CUDA graphs, and one sequence is decoded at a time.
+
+        Args:
+            announce: takes one line for the user at a time.
+            compiler: makes the passes on a CPU.
+            recorder: captures graphs; None: on a GPU alone.
+        """
         other = copy.copy(self)
+        if (recorder := recorder or recorder_for(self.device)) is not None:
+            other._compiled = GraphRows(self.backbone, self.head, "target", announce, recorder)
+            return other
         other._compiled = CompiledRows(self.backbone, self.head, "target", announce, compiler)
         other._spare = SPARE
         return other
@@ -218,7 +248,7 @@ class Target:
 
     @staticmethod
     def _through(
-        compiled: CompiledRows,
+        compiled: CompiledRows | GraphRows,
         tokens: Tensor,
         positions: Tensor,
         mask: Tensor | None,

@@ -58,6 +58,8 @@ class Layout:
         parents: ``[N]`` long, -1 for the root.
         depth: ``[N]`` long.
         ancestors: ``[N, N]`` bool, a node counted among its own.
+        routes: ``[N, D + 1]`` long, the nodes from the root to each one, itself repeated to fill
+            up; D is the height.
         passes: the drafter's passes, ⌈height / k⌉ of them.
     """
 
@@ -66,6 +68,7 @@ class Layout:
     parents: Tensor
     depth: Tensor
     ancestors: Tensor
+    routes: Tensor
     passes: tuple[PassLayout, ...]
 
     def to(self, device: torch.device) -> Layout:
@@ -100,7 +103,19 @@ def build_layout(nodes: Iterable[Any], block: int) -> Layout:
         passes.append(_pass_layout(members, blocks, before, number, block, start))
         before = blocks
     depth = torch.tensor([len(path) for path in paths])
-    return Layout(block, paths, parents, depth, ancestor_matrix(parents), tuple(passes))
+    routes = [
+        [number[path[: min(step, len(path))]] for step in range(len(paths[-1]) + 1)]
+        for path in paths
+    ]
+    return Layout(
+        block,
+        paths,
+        parents,
+        depth,
+        ancestor_matrix(parents),
+        torch.tensor(routes),
+        tuple(passes),
+    )
 
 
 def _pass_layout(

@@ -31,6 +31,8 @@ class TokenTree:
             (0 for the root).
         q: ``[R, V]`` float, the distributions that nodes were sampled from (``"sampled"`` only).
         q_row: ``[N]`` long, row of ``q`` that each node was drawn from; -1 for the root.
+        routes: ``[N, D + 1]`` long, where the shape is known ahead of time: the nodes from the
+            root to each one, itself repeated to fill up; D is the longest path's length.
     """
 
     tokens: Tensor
@@ -41,6 +43,7 @@ class TokenTree:
     log_q: Tensor
     q: Tensor | None = None
     q_row: Tensor | None = None
+    routes: Tensor | None = None
 
     @property
     def nodes(self) -> int:
@@ -54,8 +57,8 @@ class TokenTree:
 
     @property
     def max_depth(self) -> int:
-        """Length of the longest draft path."""
-        return int(self.depth.max())
+        """Length of the longest draft path. (Without ``routes`` the device is asked.)"""
+        return int(self.depth.max()) if self.routes is None else self.routes.shape[1] - 1
 
 
 def ancestor_matrix(parents: Tensor) -> Tensor:
