@@ -49,9 +49,9 @@ def test_a_greedy_round_with_a_static_tree_waits_once(tree: str) -> None:
 
 def test_it_waits_once_with_graphs() -> None:
     target = tiny_target().compiled(print, recorder=Repeating())
-    assert {*map(tuple, waits(speculative(target, falcon(target), named("k2-8", 2))))} == {
-        ("tolist",)
-    }
+    drafter = falcon(target).compiled(print, recorder=Repeating())
+    for seen in waits(speculative(target, drafter, named("k2-8", 2))):
+        assert seen == ["tolist"]
 
 
 def test_plain_decoding_waits_once_a_token() -> None:

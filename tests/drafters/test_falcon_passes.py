@@ -102,3 +102,24 @@ def test_greedy_speculation_with_everything_compiled_writes_the_target_s_text(
 def generate_plain(target: Any, prompt: list[int]) -> list[int]:
     found: list[int] = plain(target, prompt, 40).tokens
     return found
+
+
+def test_the_passes_of_a_round_are_there_before_it_is_timed() -> None:
+    _, compiled, compiler = _pair(block=3)
+    compiled.prepare(7)
+    assert compiler.names == [
+        f"drafter-1-by-{rows}-after-{older}-rows-for-3"
+        for rows, older in ((1, 2), (2, 1), (3, 0), (4, 0), (6, 0), (8, 0))
+    ]
+    ready = len(compiler.names)
+    tokens, features = rows(20 + 28, 0)
+    compiled.reset(tokens[0])
+    compiled.observe(Observation(tokens[:20], features[:20]))
+    compiled.draft(ROOT)
+    done = 20
+    for new in range(1, 8):
+        compiled.observe(Observation(tokens[done : done + new], features[done : done + new]))
+        done += new
+        compiled.draft(ROOT)
+        compiled.draft(Frontier(tokens[None, :3], torch.tensor([0])))
+    assert len(compiler.names) == ready

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.recording import Recorder, recorder_for
 from falcon_lab.distillation.compiling import Compiled, Compiler
 from falcon_lab.drafters.falcon_batch import FalconSequences
 from falcon_lab.drafters.falcon_decoding import Decoding
-from falcon_lab.drafters.falcon_passes import CompiledPasses, Passes
+from falcon_lab.drafters.falcon_graphs import GraphPasses
+from falcon_lab.drafters.falcon_passes import CompiledPass, CompiledPasses, Passes
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.lanes import Lanes
 from falcon_lab.drafters.relaxed_mask import (
@@ -222,7 +224,13 @@ class FalconDrafter(nn.Module):
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Memory of the decoder blocks' keys and values for such a sequence."""
-        return self.backbone.layout.bytes(self._kv_rows(positions, tree))
+        rows = self._kv_rows(positions, tree)
+        return self.backbone.layout.bytes(self.passes.capacity(rows))
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that is taken already, and that the next sequence takes over."""
+        return self.passes.held
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Take that memory when the first row is computed, and no more later."""
@@ -235,12 +243,34 @@ class FalconDrafter(nn.Module):
         rows = positions + provisional * (1 if self.offsets is None else 2)
         return rows + self.passes.spare
 
-    def compiled(self, announce: Announce, compiler: PassCompiler = compile_ahead) -> Self:
-        """The same drafter and weights, drafting through compiled passes."""
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """The same drafter and weights where they are, drafting through compiled passes.
+
+        On a GPU they are CUDA graphs, and one sequence is drafted for at a time.
+
+        Args:
+            announce: takes one line for the user at a time.
+            compiler: makes the passes on a CPU.
+            recorder: captures graphs; None: on a GPU alone.
+        """
         other = copy.copy(self)
-        other.passes = CompiledPasses(self, announce, compiler)
+        recorder = recorder or recorder_for(next(self.parameters()).device)
+        if recorder is None:
+            other.passes = CompiledPasses(self, announce, compiler)
+        else:
+            other.passes = GraphPasses(self, announce, recorder)
         other._decoding = Decoding(other)
         return other
+
+    def prepare(self, longest: int) -> None:
+        """Compile the passes of rounds of up to so many new rows now, if they are to be."""
+        if isinstance(at_once := self.passes.at_once, CompiledPass):
+            at_once.prepare(longest)
 
     def observe(self, observation: Observation) -> None:
         """Append rows; the next ``draft`` computes them."""

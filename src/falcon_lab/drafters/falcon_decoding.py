@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.falcon_passes import CompiledPass
+from falcon_lab.drafters.falcon_passes import WholePass
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
@@ -134,7 +134,7 @@ class Decoding:
             return self._blocks_at_once(at_once, cache, frontier)
         return self._root_at_once(at_once, cache)
 
-    def _root_at_once(self, at_once: CompiledPass, cache: GrowingCache) -> DraftOutput | None:
+    def _root_at_once(self, at_once: WholePass, cache: GrowingCache) -> DraftOutput | None:
         block, recent, state = self._block, self._recent, self._state
         if len(self._pending) != 1 or recent is None or state is None:
             return None
@@ -166,7 +166,7 @@ class Decoding:
         return DraftOutput(found.logits.unsqueeze(0), hidden, all_proposed=True)
 
     def _blocks_at_once(
-        self, at_once: CompiledPass, cache: GrowingCache, frontier: Frontier
+        self, at_once: WholePass, cache: GrowingCache, frontier: Frontier
     ) -> DraftOutput | None:
         last, block = self._last, self._block
         if (
@@ -381,17 +381,17 @@ class Decoding:
 
     def _reserve(self, rows: int) -> GrowingCache | RowCache:
         """Make room for that many rows, in the cache and in the tables of positions."""
-        cache, backbone = self._cache, self._drafter.backbone
+        cache = self._cache
         most = self._drafter.host.max_positions
         rows += self._drafter.passes.spare
         if cache is None:
             room = max(self._room, rows)
-            cache = GrowingCache(self._drafter.config.layers, room, backbone.layout, most)
-            self._cache = cache
+            cache = self._cache = self._drafter.passes.new_cache(room, most)
         if cache.reserve(rows) or not self._index.shape[0]:
             assert self._recent is not None
             self._index = torch.arange(cache.capacity, device=self._recent.device)
             self._positions = self._index.clamp_max(most - 1)
+            self._nothing = self._nothing.to(self._index.device)
         return cache
 
     def _run(self, rows: Tensor, positions: Tensor, mask: Tensor | None, first: int) -> Tensor:

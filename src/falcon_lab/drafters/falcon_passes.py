@@ -7,7 +7,7 @@ M layers of the LSTM, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile
 from falcon_lab.compiling.lstm import Unrolled
 from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, size_for
 from falcon_lab.drafters.fusing import Fuse, State
+from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.kv_cache import KVCache
 
@@ -44,6 +45,29 @@ class AtOnce(NamedTuple):
     state: State
 
 
+class WholePass(Protocol):
+    """A pass from tokens to logits: ``CompiledPass``, or the graphs of a GPU."""
+
+    def takes(self, tokens: Tensor, older: int, start: int) -> bool:
+        """Whether there is one for ``[D, L]`` tokens after so many older rows, the first of them
+        going to row ``start`` of the cache."""
+        ...
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        state: State,
+        older: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        asked: int,
+    ) -> AtOnce:
+        """As ``CompiledPass``."""
+        ...
+
+
 class Passes:
     """The modules as they are.
 
@@ -53,11 +77,30 @@ class Passes:
     """
 
     spare = 0
-    at_once: CompiledPass | None = None
+    at_once: WholePass | None = None
 
     def __init__(self, fuse: Fuse, backbone: Backbone) -> None:
         self._fuse = fuse
         self._backbone = backbone
+
+    @property
+    def held(self) -> int:
+        """Bytes of the last cache, where the next one takes them over."""
+        return 0
+
+    def capacity(self, rows: int) -> int:
+        """Rows of the cache that a sequence of so many gets."""
+        return rows
+
+    def new_cache(self, rows: int, most: int) -> GrowingCache:
+        """An empty cache of that capacity.
+
+        Args:
+            rows: that are needed.
+            most: rows up to which it doubles when more are needed.
+        """
+        layers = self._backbone.config.num_hidden_layers
+        return GrowingCache(layers, rows, self._backbone.layout, most)
 
     def fuse(self, rows: Tensor, state: State | None) -> tuple[Tensor, State | None]:
         """``[D, L, 2H]`` joined rows, going on from a state -> ``[D, L, H]`` and the next state."""
@@ -121,6 +164,19 @@ class CompiledPass:
         self._passes: dict[tuple[int, ...], Compiled] = {}
         self._all = torch.ones(4 * LONGEST, 4 * LONGEST, dtype=torch.bool)
         self._index = torch.arange(4 * LONGEST)
+        self._dtype: torch.dtype = drafter.host.dtype
+
+    def prepare(self, longest: int) -> None:
+        """Compile or load the passes of rounds in which up to so many rows are new.
+
+        Those of branching passes come when a tree first asks for them.
+        """
+        lengths = {
+            rows if rows <= self._block else size_for(rows) for rows in range(1, longest + 1)
+        }
+        for rows in sorted(lengths):
+            if rows <= LONGEST:
+                self._pass((1, rows, max(0, self._block - rows), self._block))
 
     def takes(self, tokens: Tensor, older: int, start: int) -> bool:
         """Whether there is a pass for ``[D, L]`` tokens after so many older rows, the first of
@@ -157,6 +213,7 @@ class CompiledPass:
         # Branches stand one below the other, so padding may only follow the last of them.
         long = length if length <= self._block else size_for(length)
         hidden, cell = state
+        features = features.to(self._dtype)
         if (wide, long) != (count, length):
             more = (0, long - length, 0, wide - count)
             tokens = functional.pad(tokens, more)
@@ -171,30 +228,41 @@ class CompiledPass:
         last, rows = self._index[length - 1 : length], self._index[new - asked : new]
         small = [tokens, features, hidden, cell, older, positions, mask, last, rows]
         inputs = [*small, self._keys.columns(cache.length + size), *keys, *values]
-        key = (wide, long, before, asked, torch.get_num_threads())
-        run = self._passes.get(key)
-        if run is None:
-            run = self._passes[key] = self._compile(small, key)
+        run = self._pass((wide, long, before, asked))
         found, logits, fused, hidden, cell = run(inputs)
         cache.advance(new)
         if wide > count:
             hidden, cell = hidden[:, :count], cell[:, :count]
         return AtOnce(found, logits, fused[:count, :length], (hidden, cell))
 
-    def _compile(self, small: list[Tensor], key: tuple[int, ...]) -> Compiled:
-        wide, long, before, asked, _ = key
-        example = [tensor.clone() for tensor in small]
-        mask = example[6]
-        if mask.shape[1] < 2:  # a width of one would be taken for a constant
-            example[6] = torch.ones(mask.shape[0], 2, dtype=torch.bool)
-        keys, values, columns, shapes = self._keys.example(before + wide * long)
+    def _pass(self, shape: tuple[int, int, int, int]) -> Compiled:
+        """The pass for D, L, O and N, whatever the context and the width of the mask."""
+        key = (*shape, torch.get_num_threads())
+        run = self._passes.get(key)
+        if run is None:
+            run = self._passes[key] = self._compile(*shape)
+        return run
+
+    def _compile(self, wide: int, long: int, before: int, asked: int) -> Compiled:
+        rows = before + wide * long
+        state, fused = self._traced.state(wide), self._traced.fused
+        example = (
+            torch.zeros(wide, long, dtype=torch.long),
+            fused.new_zeros(wide, long, fused.shape[-1], dtype=self._dtype),
+            *state,
+            fused.new_zeros(before, fused.shape[-1]),
+            torch.zeros(rows, dtype=torch.long),
+            torch.ones(rows, rows + 1, dtype=torch.bool),  # one would be taken for a constant
+            torch.zeros(1, dtype=torch.long),
+            torch.zeros(asked, dtype=torch.long),
+        )
+        keys, values, columns, shapes = self._keys.example(rows)
         width = torch.export.Dim("width", min=1, max=2**16)
-        dynamic: list[Any] = [{} for _ in example]
-        dynamic[6] = {1: width}
+        mask = {1: width}
         return self._compiler(
             self._traced,
             (*example, columns, keys, values),
-            (*dynamic, shapes.columns, shapes.rows, shapes.rows),
+            ({}, {}, {}, {}, {}, {}, mask, {}, {}, shapes.columns, shapes.rows, shapes.rows),
             name=f"drafter-{wide}-by-{long}-after-{before}-rows-for-{asked}",
             announce=self._announce,
         )
@@ -207,8 +275,16 @@ class Traced(nn.Module):
         super().__init__()
         self.lstm = Unrolled(drafter.fuse.mix)
         self.backbone = drafter.backbone
+        mix: Any = drafter.fuse.mix
+        self.fused = mix.weight_hh_l0.new_zeros(mix.hidden_size)  # what a fused row is like
+        self.layers: int = mix.num_layers
         self._join = drafter.join
         self._host: Any = drafter.host
+
+    def state(self, sequences: int) -> tuple[Tensor, Tensor]:
+        """A state of the LSTM for so many sequences."""
+        shape = self.layers, sequences, self.fused.shape[-1]
+        return self.fused.new_zeros(shape), self.fused.new_zeros(shape)
 
     def forward(
         self,

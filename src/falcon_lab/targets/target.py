@@ -212,6 +212,22 @@ class Target:
         other._spare = SPARE
         return other
 
+    def plain(self) -> Self:
+        """The same model without compiled passes."""
+        other = copy.copy(self)
+        other._compiled, other._spare = None, 0
+        return other
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether steps and verifications are compiled."""
+        return self._compiled is not None
+
+    def prepare(self, most: int) -> None:
+        """Compile the passes over up to so many rows now, if they are to be compiled at all."""
+        if isinstance(self._compiled, CompiledRows):
+            self._compiled.prepare(most)
+
     @torch.no_grad()
     def step(self, token: Tensor, cache: KVCache) -> TargetOutput:
         """Read one token (0-d long)."""

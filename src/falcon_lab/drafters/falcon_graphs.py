@@ -1,0 +1,168 @@
+"""Falcon's passes as CUDA graphs, each from tokens to logits.
+
+Shapes: D sequences (the root's one, or F branches), L rows of a sequence, O older rows before them,
+R = O + D·L rows of a pass, N of them asked for predictions, W columns of a mask, M layers of the
+LSTM, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from falcon_lab.compiling.ahead import Announce
+from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
+from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
+from falcon_lab.drafters.falcon_passes import AtOnce, Passes
+from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.targets.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from falcon_lab.drafters.falcon import FalconDrafter
+
+
+class GraphPasses(Passes):
+    """A round's passes as graphs; prompts go through the modules.
+
+    Args:
+        drafter: where its weights are to stay.
+        announce: takes one line for the user, if there can be no graphs.
+        recorder: captures.
+        step: as of ``GraphStorage``.
+    """
+
+    def __init__(
+        self, drafter: FalconDrafter, announce: Announce, recorder: Recorder, *, step: int = STEP
+    ) -> None:
+        super().__init__(drafter.fuse, drafter.backbone)
+        attempts = Attempts("drafter", recorder, announce)
+        self._storage = GraphStorage(drafter.backbone, attempts, step)
+        if drafter.config.fuse == "lstm" and drafter.offsets is None:
+            self.at_once = GraphPass(drafter, self._storage)
+
+    def capacity(self, rows: int) -> int:
+        """As ``Passes``."""
+        return self._storage.capacity(rows)
+
+    @property
+    def held(self) -> int:
+        """As ``Passes``."""
+        return self._storage.held
+
+    def new_cache(self, rows: int, most: int) -> GrowingCache:
+        """As ``Passes``; the cache before is of no use any more."""
+        return self._storage.new_cache(rows, most)
+
+
+class GraphPass:
+    """A pass from tokens to logits, as ``CompiledPass`` does it.
+
+    Rows are not padded: the LSTM would have to take every one of them after the other, and reads
+    its weights anew for each.
+
+    Args:
+        drafter: with an LSTM, and without queries of its own.
+        storage: where its caches come from.
+    """
+
+    def __init__(self, drafter: FalconDrafter, storage: GraphStorage) -> None:
+        self._drafter = drafter
+        self._storage = storage
+        self._inputs: dict[tuple[int, ...], tuple[_Inputs, Tail]] = {}
+
+    def takes(self, tokens: Tensor, older: int, start: int) -> bool:
+        """Whether ``[D, L]`` tokens after so many older rows are few enough for a graph."""
+        return start > 0 and older + tokens.numel() <= SIZES[-1]
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        state: State,
+        older: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        asked: int,
+    ) -> AtOnce:
+        """Fuse rows, append them and older ones to the cache, and predict from the last of them.
+
+        Args:
+            tokens: ``[D, L]`` long.
+            features: ``[D, L, H]``.
+            state: of the LSTM before each sequence.
+            older: ``[O, H]`` rows fused before, computed once more ahead of the others.
+            positions: ``[R]`` long.
+            mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
+            cache: earlier rows.
+            asked: N, the last rows of R.
+        """
+        given = _Inputs(tokens, features, *state, older, positions)
+        outputs = self._replayed(given, mask, cache, asked)
+        if outputs is None:
+            outputs = self._pass(given, None if mask is None else mask[None], cache, asked)
+        else:
+            cache.advance(positions.shape[0])
+            outputs = tuple(output.clone() for output in outputs)
+        found, logits, fused, hidden, cell = outputs
+        return AtOnce(found, logits, fused, (hidden, cell))
+
+    def _replayed(
+        self, given: _Inputs, mask: Tensor | None, cache: KVCache, asked: int
+    ) -> Outputs | None:
+        """The graph's own tensors; None where there is none for such a pass."""
+        new = given.positions.shape[0]
+        before = size_for(0 if mask is None else mask.shape[1] - new)
+        fits = cache.length + new <= cache.capacity
+        if before is None or not fits or not self._storage.takes(cache):
+            return None
+        key = (*given.tokens.shape, given.older.shape[0], before, asked)
+        if key not in self._inputs:
+            self._inputs[key] = given.blank(), Tail.empty(new, before, given.tokens.device)
+        inputs, tail = self._inputs[key]
+        for buffer, value in zip(inputs, given, strict=True):
+            buffer.copy_(value)
+        tail.fill(mask, new, cache.length)
+
+        def body(rows: StaticRows, seen: Tensor) -> Outputs:
+            return self._pass(inputs, seen, rows, asked)
+
+        return self._storage.replay(key, tail, cache, body)
+
+    def _pass(self, given: _Inputs, mask: Tensor | None, cache: Any, asked: int) -> Outputs:
+        """As the modules do it: ``AtOnce``, flat."""
+        drafter = self._drafter
+        joined = drafter.join(given.tokens, given.features)
+        fused, state = drafter.fuse(joined, (given.hidden, given.cell))
+        rows = torch.cat((given.older, fused.flatten(0, 1)))
+        found = drafter.backbone(
+            embeddings=rows[None], positions=given.positions[None], mask=mask, cache=cache
+        )[0, -asked:]
+        return (found, drafter.host.head(found.to(joined.dtype)), fused, *state)
+
+
+class _Inputs(NamedTuple):
+    """What a pass reads, beside where its rows go and whom they see.
+
+    Attributes:
+        tokens: ``[D, L]`` long.
+        features: ``[D, L, H]``.
+        hidden, cell: ``[M, D, H]``.
+        older: ``[O, H]``.
+        positions: ``[R]`` long.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    hidden: Tensor
+    cell: Tensor
+    older: Tensor
+    positions: Tensor
+
+    def blank(self) -> _Inputs:
+        """The same in shape, at addresses of their own."""
+        with torch.inference_mode(False):
+            return _Inputs(*(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in self))
