@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fakes.recording import Refusing, Repeating
 from falcon_lab.compiling.graph_cache import SPARE, Tail, floor_of, step_of
@@ -17,61 +14,8 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.attention.choosing import use_backend
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.self_check import check_target
-from falcon_lab.targets.target import Target
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from graph_cases import ATOL, STEP, TREES, graphed, text, tree_of
 from tiny_models import FAMILIES, tiny_target
-
-ATOL = 2e-5
-STEP = 8
-"""Keys between graphs here, so that short texts go through several."""
-
-
-def graphed(target: Target, recorder: Any = None, step: int = STEP, said: Any = None) -> Target:
-    """The target with graphs of small steps."""
-    other = target.compiled((said if said is not None else []).append, recorder=Repeating())
-    other._compiled = GraphRows(
-        target.backbone,
-        target.head,
-        "target",
-        (said if said is not None else []).append,
-        recorder or Repeating(),
-        step=step,
-    )
-    return other
-
-
-def tree_of(parents: list[int], seed: int = 0, vocab: int = 60) -> TokenTree:
-    drawn = torch.Generator().manual_seed(seed)
-    number = torch.tensor(parents)
-    ancestors = ancestor_matrix(number)
-    return TokenTree(
-        tokens=torch.randint(1, vocab, number.shape, generator=drawn),
-        parents=number,
-        depth=ancestors.sum(-1) - 1,
-        ancestors=ancestors,
-        proposal="deterministic",
-        log_q=torch.zeros(len(parents)),
-    )
-
-
-TREES = ([-1, 0, 0, 2, 1], [-1, 0, 1], [-1, 0, 0, 0, 1, 4, 5, 2, 3, 6, 0], [-1])
-PATHS = ([0, 2, 3], [0, 1, 2], [0, 1, 4, 5, 6, 9], [0])
-
-
-@torch.inference_mode()
-def text(target: Target, prompt: int, seed: int = 0, rounds: int = 8) -> Tensor:
-    """Logits and features of a text read in steps and trees, of which paths are kept."""
-    drawn = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(1, 60, (prompt,), generator=drawn)
-    cache = target.new_cache(prompt + 8 * rounds + 12)
-    target.prefill(tokens, cache)
-    found = []
-    for round_ in range(rounds):
-        start, which = cache.length, round_ % len(TREES)
-        output = target.verify(tree_of(TREES[which], round_), cache)
-        cache.commit(start, torch.tensor(PATHS[which]))
-        found.append(torch.cat([output.features, output.logits], -1).flatten())
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -92,7 +36,7 @@ def test_other_kernels_get_masks_that_they_can_take(attention: str) -> None:
     target = tiny_target("llama", attention="eager" if attention == "eager" else "sdpa")
     if attention != "eager":
         use_backend(target, attention, print)
-    assert torch.allclose(text(graphed(target), 40), text(target, 40), atol=ATOL)
+    assert torch.allclose(text(graphed(target, Repeating()), 40), text(target, 40), atol=ATOL)
 
 
 def test_a_target_with_graphs_passes_the_check_of_targets() -> None:
@@ -116,7 +60,7 @@ def test_texts_that_need_no_more_memory_take_none_and_capture_nothing() -> None:
 
 
 def test_memory_is_counted_exactly_and_grows_when_it_must() -> None:
-    target = graphed(tiny_target())
+    target = graphed(tiny_target(), Repeating())
     assert target.kv_held == 0
     for capacity in (10, 90, 200):
         expected = target.kv_bytes(capacity)
@@ -135,7 +79,7 @@ def test_rounding_up_costs_an_eighth_at_the_most() -> None:
 
 
 def test_a_cache_is_of_no_use_once_the_next_one_was_asked_for() -> None:
-    target = graphed(tiny_target())
+    target = graphed(tiny_target(), Repeating())
     first, prompt = target.new_cache(20), torch.ones(4, dtype=torch.long)
     target.prefill(prompt, first)
     second = target.new_cache(20)
@@ -146,7 +90,7 @@ def test_a_cache_is_of_no_use_once_the_next_one_was_asked_for() -> None:
 
 
 def test_outputs_stay_as_they_are() -> None:
-    target = graphed(tiny_target())
+    target = graphed(tiny_target(), Repeating())
     cache = target.new_cache(20)
     target.prefill(torch.tensor([3, 4, 5]), cache)
     first = target.step(torch.tensor(7), cache)
@@ -159,7 +103,7 @@ def test_outputs_stay_as_they_are() -> None:
 @pytest.mark.parametrize("after", [0, 2])
 def test_without_graphs_it_goes_on_and_says_why_once(after: int) -> None:
     target, recorder, said = tiny_target(), Refusing(after), list[str]()
-    with_graphs = graphed(target, recorder, said=said)
+    with_graphs = graphed(target, recorder, said)
     for prompt in (5, 20):
         assert torch.allclose(text(with_graphs, prompt), text(target, prompt), atol=ATOL)
     assert recorder.tried == after + 1

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
+from falcon_lab.decoding.device_clock import clock_for
+from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
@@ -50,7 +51,7 @@ class PlainEngine:
         target = self.target
         transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
         rounds: list[Round] = []
-        clock = Clock(target.device)
+        clock = clock_for(target.device)
         length = len(prompt) + transcript.remaining
         check_kv_memory(
             target.kv_bytes,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.accepting import accept
-from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
+from falcon_lab.decoding.device_clock import clock_for
+from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
@@ -97,7 +98,7 @@ class SpeculativeEngine:
         target = self.target
         transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
         rounds: list[Round] = []
-        clock = Clock(target.device)
+        clock = clock_for(target.device)
         self.controller.reset()
         cache = self._begin(prompt[0], len(prompt) + transcript.remaining)
         output = self._prefill(prompt, cache)

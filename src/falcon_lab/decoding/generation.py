@@ -43,7 +43,7 @@ class Round:
 
 @dataclass(slots=True)
 class Seconds:
-    """Wall-clock time of one generation; on a GPU each part is waited for.
+    """Time of one generation, by the wall clock; on a GPU by its own (``device_clock.py``).
 
     Attributes:
         prefill: reading the prompt, by target and drafter, and the first token.
