@@ -195,8 +195,8 @@ class _Session:
         def bytes_of(length: int) -> int:
             own = 0
             if isinstance(engine, SpeculativeEngine) and isinstance(drafter, KeepsRows):
-                own = drafter.kv_bytes(length, engine.tree_builder)
-            return count * (engine.target.kv_bytes(length + nodes) + own)
+                own = count * drafter.kv_bytes(length, engine.tree_builder)
+            return engine.target.batch_bytes(count, length + nodes) + own
 
         check_kv_memory(
             bytes_of,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from falcon_lab.decoding.batch_accepting import accept_rows
 from falcon_lab.decoding.batch_drafting import copies_of, sequences_of
 from falcon_lab.decoding.batch_rows import Row, SharedClock
 from falcon_lab.decoding.engine import at_most
 from falcon_lab.decoding.generation import Round
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.protocols import (
-    Acceptance,
     Frontier,
     Observation,
     RoundContext,
@@ -132,30 +132,26 @@ class SpeculativeRounds:
         clock.lap_of("verify", rows)
 
         counts = [tree.nodes for tree in trees]
-        accepted = self._accept(rows, trees, output.logits.split(counts))
-        added = [
-            torch.cat((tree.tokens[one.path[1:]], one.next_token[None]))
-            for tree, one in zip(trees, accepted, strict=True)
-        ]
-        paths = on_host([one.path for one in accepted])
-        kept = [
-            row.transcript.extend(tokens) for row, tokens in zip(rows, on_host(added), strict=True)
-        ]
+        accepted = accept_rows(
+            self._rules[: len(rows)],
+            trees,
+            output.logits.split(counts),
+            self._sampling,
+            [row.generator for row in rows],
+        )
+        kept = [row.transcript.extend(one.listed) for row, one in zip(rows, accepted, strict=True)]
         clock.lap_of("accept", rows)
 
-        cache.keep(paths)
+        cache.keep([one.path for one in accepted])
         features = output.features.split(counts)
-        for place, row in enumerate(rows):
-            row.root = accepted[place].next_token
-            self._observe(place, added[place], features[place][accepted[place].path])
-            outcome = RoundOutcome(
-                trees[place].max_depth, trees[place].drafted, len(paths[place]) - 1
-            )
+        for place, (row, one, tree) in enumerate(zip(rows, accepted, trees, strict=True)):
+            row.root = one.tokens[-1]
+            self._observe(place, one.tokens, features[place].index_select(0, one.nodes))
+            outcome = RoundOutcome(tree.max_depth, tree.drafted, len(one.path) - 1)
             self._controllers[place].update(outcome)
-            drafted = min(outcome.accepted, len(kept[place]))
-            row.rounds.append(
-                Round(outcome.nodes, outcome.drafted, passes[place], drafted, len(kept[place]))
-            )
+            added = len(kept[place])
+            drafted = min(outcome.accepted, added)
+            row.rounds.append(Round(outcome.nodes, outcome.drafted, passes[place], drafted, added))
         clock.lap_of("commit", rows)
 
     def _draft(self, rows: Sequence[Row]) -> tuple[list[TokenTree], list[int]]:
@@ -179,27 +175,9 @@ class SpeculativeRounds:
                     frontiers[place] = further
         return [self._builders[place].finish() for place in range(len(rows))], passes
 
-    def _accept(
-        self, rows: Sequence[Row], trees: Sequence[TokenTree], logits: Sequence[Tensor]
-    ) -> list[Acceptance]:
-        return [
-            rule(tree, of_tree, self._sampling, row.generator)
-            for rule, tree, of_tree, row in zip(self._rules, trees, logits, rows, strict=False)
-        ]
-
     def _observe(self, place: int, tokens: Tensor, features: Tensor, remaining: int = 0) -> None:
         seen = Observation(tokens, features if self._needs_features else None, remaining)
         self._drafts.observe(place, seen)
-
-
-def on_host(parts: Sequence[Tensor]) -> list[list[int]]:
-    """``[n]`` long tensors as lists, with one wait for the device."""
-    flat = torch.cat(list(parts)).tolist()
-    found, first = [], 0
-    for part in parts:
-        found.append(flat[first : first + part.shape[0]])
-        first += part.shape[0]
-    return found
 
 
 def _swap(parts: list[Any], source: int, goal: int) -> None:

@@ -23,6 +23,7 @@ from falcon_lab.drafters.falcon_batch_rows import BatchPass, Known, Prompt
 from falcon_lab.drafters.falcon_decoding import Decoding, branch, features_of
 from falcon_lab.drafters.fusing import State
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from falcon_lab.targets.sending import send
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.falcon import FalconDrafter
@@ -92,7 +93,7 @@ class FalconSequences:
         host = self._drafter.host
         logits = host.head(hidden.to(self._dtype)).split(counts)
         return {
-            row: DraftOutput(of_row, features)
+            row: DraftOutput(of_row, features, all_proposed=True)
             for row, of_row, features in zip(rows, logits, hidden.split(counts), strict=True)
         }
 
@@ -104,11 +105,11 @@ class FalconSequences:
         found = [row for group in groups for row in group]
         hidden = torch.cat([self._root(group) for group in groups])
         if found != rows:
-            hidden = hidden[torch.tensor([found.index(row) for row in rows], device=hidden.device)]
+            hidden = hidden[send([found.index(row) for row in rows], hidden.device)]
         self._last = BatchPass(
             first={row: place for place, row in enumerate(rows)},
             features=hidden,
-            state=branch(self._state, torch.tensor(rows, device=hidden.device)),
+            state=branch(self._state, send(rows, hidden.device)),
             visible=torch.empty(len(rows), 0, dtype=torch.bool, device=hidden.device),
             depth=0,
         )
@@ -137,7 +138,7 @@ class FalconSequences:
         begun = prompt.decoding.begin()
         self._dtype = begun.dtype
         self._sequences[row] = Known(length=begun.length)
-        place = torch.tensor([row], device=begun.recent.device)
+        place = send([row], begun.recent.device)
         self._keep_state(place, begun.state)
         recent = self._memory(begun.recent)[row]
         known = begun.recent.shape[1]
@@ -168,12 +169,12 @@ class FalconSequences:
         joined = drafter.join(
             pad_sequence(tokens, batch_first=True), pad_sequence(features, batch_first=True)
         )
-        index = torch.tensor(rows, device=joined.device)
+        index = send(rows, joined.device)
         new = [len(of_row) for of_row in tokens]
         fused, state = self._fuse(joined, new, branch(self._state, index))
         recent = self._memory(fused)
         known = torch.cat([recent[index], fused], dim=1)
-        last = torch.tensor(new, device=known.device)[:, None]
+        last = send(new, known.device)[:, None]
         recent[index] = pick(known, last + torch.arange(self._block, device=known.device))
         self._keep_state(index, state)
         for sequence, count in zip(taken, new, strict=True):
@@ -222,7 +223,7 @@ class FalconSequences:
         if self._drafter.offsets is None:
             return known.new_zeros(len(rows), self._block, known.shape[-1])
         assert self._recent is not None
-        newest = self._recent[torch.tensor(rows, device=known.device), -1:]
+        newest = self._recent[send(rows, known.device), -1:]
         return newest + self._drafter.offsets
 
     # --- later passes -----------------------------------------------------------------------
@@ -236,7 +237,7 @@ class FalconSequences:
         device = last.features.device
         offsets = [last.first[row] for row in rows]
         parents = torch.cat([frontier.parents for frontier in frontiers])
-        parents = parents + torch.tensor(layout.spread(offsets), device=device)
+        parents = parents + send(layout.spread(offsets), device)
         tokens = torch.cat([frontier.tokens for frontier in frontiers])
         fused, state = drafter.fuse(
             drafter.join(tokens, last.features[parents]), branch(last.state, parents)
@@ -276,12 +277,12 @@ class FalconSequences:
         own = [base + place for base, place in zip(own, layout.places, strict=True)]
         visible = before.new_zeros(before.shape[0], max(max(own) + 1, before.shape[1]))
         visible[:, : before.shape[1]] = before
-        return visible.scatter_(1, torch.tensor(own, device=before.device)[:, None], True)
+        return visible.scatter_(1, send(own, before.device)[:, None], True)
 
     def _block_positions(self, begins: list[int], width: int, device: torch.device) -> Tensor:
         """``[R, T]``: every block of a pass is as deep as the others of its row."""
         places = torch.arange(self._block, device=device)
-        positions = torch.tensor(begins, device=device)[:, None] + places
+        positions = send(begins, device)[:, None] + places
         parts = [positions.repeat(1, width)]
         if self._drafter.offsets is not None:
             parts.append(positions[:, -1:].expand(-1, width * self._block))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from falcon_lab.targets.sending import send
+
 if TYPE_CHECKING:
     from falcon_lab.drafters.falcon import FalconDrafter
 
@@ -56,9 +58,7 @@ class Windows:
         """
         block, queries = drafter.block, drafter.offsets is not None
         extras = [block if queries else max(0, block - length) for length in lengths]
-        start, length, end, extra = torch.tensor(
-            [starts, lengths, ends, extras], device=device
-        ).unsqueeze(-1)
+        start, length, end, extra = send([starts, lengths, ends, extras], device).unsqueeze(-1)
         window = length - start
         total = max(n - s + e for n, s, e in zip(lengths, starts, extras, strict=True))
         row = torch.arange(total, device=device)
@@ -132,7 +132,7 @@ class Blocks:
                 for first, count in zip(self.firsts, self.counts, strict=True)
                 for place in range(width)
             ]
-            blocks = blocks[torch.tensor(index, device=blocks.device)]
+            blocks = blocks[send(index, blocks.device)]
         return blocks.unflatten(0, (-1, width))
 
     def unpad(self, blocks: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Blocks:
         index = [
             row * width + place for row, count in enumerate(self.counts) for place in range(count)
         ]
-        return flat[torch.tensor(index, device=blocks.device)]
+        return flat[send(index, blocks.device)]
 
 
 def block_mask(
@@ -165,7 +165,7 @@ def block_mask(
     _, width, seen = visible.shape
     device, new = visible.device, width * block
     columns = torch.arange(max(starts) + (2 * new if queries else new), device=device)
-    behind = columns - torch.tensor(lengths, device=device)[:, None]  # [R, S]; below 0: committed
+    behind = columns - send(lengths, device)[:, None]  # [R, S]; below 0: committed
     number = behind.div(block, rounding_mode="floor").clamp(0, seen - 1)
     sees = visible.gather(2, number[:, None].expand(-1, width, -1))
     sees = sees & (behind < seen * block)[:, None] | (behind < 0)[:, None]
@@ -173,7 +173,7 @@ def block_mask(
     if not queries:
         return sees.flatten(1, 2)
     place = torch.arange(new, device=device).view(width, block)
-    own = torch.tensor(starts, device=device)[:, None, None] + place  # [R, F, k] columns
+    own = send(starts, device)[:, None, None] + place  # [R, F, k] columns
     context = sees & (columns <= own[..., None])
     begin = (own[:, :, :1] + new)[..., None]  # column of a block's first query
     query = sees | (columns >= begin) & (columns < begin + block)

@@ -15,6 +15,7 @@ from torch import Tensor
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.kv_cache import KVCache, _blank
 from falcon_lab.targets.kv_layout import KVLayout
+from falcon_lab.targets.sending import send
 
 
 class BatchCache(KVCache):
@@ -128,7 +129,7 @@ class BatchCache(KVCache):
             if place != node
         ]
         if moves:
-            self._move(torch.tensor(moves).T)
+            self._move(moves)
         for row, start, path in zip(self._of, self._starts, paths, strict=True):
             self.lengths[row] = start + len(path)
 
@@ -157,13 +158,20 @@ class BatchCache(KVCache):
         whole = (_no_columns(states, self.rows) for states in (key, value))
         return self._allocate(layer, *whole)
 
-    def _move(self, moves: Tensor) -> None:
-        """``[3, M]`` row, source and goal of columns; a source may be another one's goal."""
+    def _move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Row, source and goal of columns; a source may be another one's goal."""
+        places: dict[torch.device, Tensor] = {}
+
+        def on(device: torch.device) -> Tensor:
+            if device not in places:
+                places[device] = send(moves, device).T
+            return places[device]
+
         for pool in self._pools:
-            row, source, goal = moves.to(pool.device)
+            row, source, goal = on(pool.device)
             pool[..., row, :, goal, :] = pool[..., row, :, source, :]
         if self.positions is not None:
-            row, source, goal = moves.to(self.positions.device)
+            row, source, goal = on(self.positions.device)
             self.positions[row, goal] = self.positions[row, source]
 
     # --- places -----------------------------------------------------------------------------
@@ -182,7 +190,7 @@ class BatchCache(KVCache):
         """``[R·G·n]``: where the new states are in the flattened ``[B, G, C]``."""
         key = heads, new, device
         if key not in self._places:
-            row, start = torch.tensor([self._of, self._starts], device=device)[..., None, None]
+            row, start = send([self._of, self._starts], device)[..., None, None]
             head = torch.arange(heads, device=device)[:, None]
             column = start + torch.arange(new, device=device)
             place = ((row * heads + head) * self.capacity + column).flatten()
@@ -195,7 +203,7 @@ class BatchCache(KVCache):
         if self._of == list(range(count)):
             return pool[:count]
         if self._picked is None:
-            self._picked = torch.tensor(self._of, device=pool.device)
+            self._picked = send(self._of, pool.device)
         return pool.index_select(0, self._picked)
 
     def _set_length(self, length: int) -> None:

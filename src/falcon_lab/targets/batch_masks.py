@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from falcon_lab.targets.sending import send, to_device
 from falcon_lab.trees.token_tree import TokenTree
 
 
@@ -53,7 +54,7 @@ class PaddedTrees:
         if min(self.counts) == self.width:
             return flat
         there = torch.arange(self.width) < torch.tensor(self.counts)[:, None]  # known to the host
-        return flat.index_select(0, there.flatten().nonzero()[:, 0].to(rows.device))
+        return flat.index_select(0, to_device(there.flatten().nonzero()[:, 0], rows.device))
 
 
 def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
@@ -80,7 +81,7 @@ def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
         return ancestors
     new, device = ancestors.shape[1], ancestors.device
     columns = torch.arange(min(starts), max(starts) + new, device=device)
-    node = columns - torch.tensor(starts, device=device)[:, None]  # [B, W]; below 0: the context
+    node = columns - send(starts, device)[:, None]  # [B, W]; below 0: the context
     within = node.clamp(0, new - 1)[:, None].expand(-1, new, -1)
     path = ancestors.gather(2, within) & (node < new)[:, None]
     return path | (node < 0)[:, None]
@@ -91,4 +92,4 @@ def batch_step_mask(starts: Sequence[int], device: torch.device) -> Tensor | Non
     if min(starts) == max(starts):
         return None
     columns = torch.arange(min(starts), max(starts) + 1, device=device)
-    return (columns <= torch.tensor(starts, device=device)[:, None])[:, None]
+    return (columns <= send(starts, device)[:, None])[:, None]

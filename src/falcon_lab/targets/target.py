@@ -26,6 +26,7 @@ from falcon_lab.targets.batch_masks import PaddedTrees, batch_step_mask, batch_t
 from falcon_lab.targets.fingerprint import fingerprint
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.masks import causal_mask, packed_mask
+from falcon_lab.targets.sending import send
 from falcon_lab.trees.token_tree import TokenTree
 
 
@@ -283,6 +284,10 @@ class Target:
         """
         return self.backbone.new_batch_cache(rows, capacity)
 
+    def batch_bytes(self, rows: int, capacity: int) -> int:
+        """Memory that such a cache takes, exactly."""
+        return self.backbone.layout.bytes(capacity, rows)
+
     @torch.no_grad()
     def step_batch(self, tokens: Tensor, cache: BatchCache) -> TargetOutput:
         """Read one token in every row in use: ``[B]`` long; row b of the output is token b's.
@@ -294,7 +299,7 @@ class Target:
         cache.begin()
         hidden = self.backbone(
             tokens=tokens[:, None],
-            positions=torch.tensor(starts, device=tokens.device)[:, None],
+            positions=send(starts, tokens.device)[:, None],
             mask=batch_step_mask(starts, tokens.device),
             cache=cache,
         )[:, 0]
@@ -317,7 +322,7 @@ class Target:
         cache.begin()
         hidden = self.backbone(
             tokens=padded.tokens,
-            positions=padded.depth + torch.tensor(starts, device=padded.depth.device)[:, None],
+            positions=padded.depth + send(starts, padded.depth.device)[:, None],
             mask=batch_tree_mask(padded.ancestors, starts),
             cache=cache,
         )
