@@ -82,9 +82,7 @@ def _own(texts: Sequence[str]) -> Iterator[Prompt]:
 # --- held-out data ------------------------------------------------------------------------------
 
 
-def _of_corpus(
-    config: PromptsConfig, source: str, tokenizer: Any, seed: int
-) -> Iterator[Prompt]:
+def _of_corpus(config: PromptsConfig, source: str, tokenizer: Any, seed: int) -> Iterator[Prompt]:
     tokens = config.prompt_tokens
     if config.name == "stdlib" or (config.name, source) == ("heldout", "stdlib"):
         for name, text in heldout_functions(seed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from falcon_lab.builtins import DynamicTreeConfig
 from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.errors import FalconLabError
+from falcon_lab.evaluation import metrics
 from falcon_lab.evaluation.benchmark import PLAIN, Measurement, measure, torch_threads
 from falcon_lab.evaluation.conversation import EncodedPrompt
 from falcon_lab.evaluation.engines import (
@@ -46,12 +47,16 @@ if TYPE_CHECKING:
 
 RANKS = 8
 """Ranks of the acceptance tables that have a column of their own."""
-GROWN_ON = 12
+GROWN_ON = 8
 """Texts that dynamic trees are replayed on while their limits are sought."""
 PRICED_ON = 8
 """Texts that costs are measured on."""
 REPLAYED_ON = 24
 """Texts that the rows of the comparison are replayed on."""
+TRIED_ON = 12
+"""Prompts of the tuning set that the finalists answer, to choose one of them."""
+FINALISTS = 5
+"""Rows that promise most, the tuned ones among them."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,10 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
             row = experiment.evaluation.methods[name]
             add_method(methods, name, row, experiment, target, components, Path())
         promises = _promises(experiment, methods, texts[:REPLAYED_ON], costs)
-        announce("measuring the trees in turns on the other prompts")
+        announce("measuring the most promising trees on prompts that were tuned on")
+        trial = _trial(experiment, methods, promises, others[:TRIED_ON], bench)
+        best = max(trial, key=lambda name: trial[name])
+        announce("measuring all trees in turns on the other prompts")
         measurement = measure(
             {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
             prompts,
@@ -119,7 +127,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
             stop=stop_of(experiment, target),
             logits=next_logits(target),
         )
-    best = max((TUNED, DYNAMIC), key=lambda name: promises[name].rate)
+    row = experiment.evaluation.methods[best]
     results = build_results(
         measurement,
         experiment=to_plain(experiment),
@@ -135,9 +143,10 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         "block": bench.drafter.block,
         "costs": asdict(costs),
         **_found(chosen, texts),
+        "trial": trial,
         "chosen": best,
-        "tree": experiment.evaluation.methods[best].tree,
-        "controller": experiment.evaluation.methods[best].controller,
+        "tree": row.tree or experiment.tree,
+        "controller": row.controller or experiment.controller,
         "predicted": {name: found.as_dict() for name, found in promises.items()},
         "over": _over(measurement, best),
     }
@@ -237,6 +246,23 @@ def _promises(
             engine, texts, costs, builder=builder, asked=controller["name"] != "fixed"
         )
     return found
+
+
+def _trial(
+    experiment: Experiment,
+    methods: Methods,
+    promises: Mapping[str, Promise],
+    prompts: Sequence[EncodedPrompt],
+    bench: Bench,
+) -> dict[str, float]:
+    """Tokens a second of the rows that promise most, really decoding: costs are only a model."""
+    order = sorted(promises, key=lambda name: -promises[name].rate)
+    others = [name for name in order if name not in (TUNED, DYNAMIC)]
+    names = [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
+    engines = {name: methods.engines[name] for name in names}
+    found = measure(engines, prompts, experiment.evaluation, stop=bench.stop)
+    summaries = metrics.summaries(found.rows, found.lossless)
+    return {name: summaries[name].tokens_per_second for name in names}
 
 
 def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
