@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from distilling import batch, distillation
-from falcon_lab.distillation import lesson
 from falcon_lab.distillation.metrics import means
 
 
-@pytest.mark.parametrize("tokens", [1, 24, 50, 1000])
-def test_the_target_reads_a_batch_in_slices_as_it_reads_it_whole(
-    monkeypatch: pytest.MonkeyPatch, tokens: int
-) -> None:
-    monkeypatch.setattr(lesson, "CPU_TOKENS", tokens)
-    module, given, sizes = distillation(repeats=2), batch(3, size=5), []
-    teacher = module.target.teacher
-    whole = teacher(given.tokens, given.documents, given.positions)
-
-    def watched(*args: Tensor) -> Tensor:
-        sizes.append(len(args[0]))
-        return teacher(*args)
-
-    monkeypatch.setattr(module.target, "teacher", watched)
-    read = module.lesson(given)._teach()
-    assert max(sizes) == min(5, max(1, tokens // 24))
-    assert sum(sizes) == 5
-    assert torch.allclose(read.features, whole, atol=1e-5)
-    assert not read.features.is_inference()
+def test_features_can_be_saved_for_a_backward_pass() -> None:
+    """Those of inference mode cannot."""
+    module, given = distillation(), batch(3)
+    features = module.lesson(given)._teach().features
+    assert torch.equal(
+        features, module.target.teacher(given.tokens, given.documents, given.positions)
+    )
+    weight = torch.ones(32, requires_grad=True)
+    (features * weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
 
 
 def test_the_glance_costs_one_student_pass_and_no_pass_of_the_target() -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 from falcon_lab.evaluation.table import NOTHING, align
 
-SPEED = ("loop", "ms a step", "tok/s studied", "ours is", "utilisation %", "loss differs by")
+SPEED = (
+    "loop",
+    "ms a step",
+    "CPU ms",
+    "tok/s studied",
+    "ours is",
+    "utilisation %",
+    "loss differs by",
+)
 MEMORY = ("way", "V", "H", "B x T", "growth MiB", "s", "loss")
 MIB = 2**20
 
@@ -18,6 +26,7 @@ def format_speed(results: Mapping[str, Any]) -> str:
         (
             name,
             f"{1000 * loop['seconds_per_step']:.0f}",
+            f"{1000 * loop['cpu_seconds_per_step']:.0f}",
             f"{loop['tokens_per_second']:.0f}",
             f"{loop['ours_is_faster']:.2f}×",
             f"{100 * loop['utilisation']:.1f}",
