@@ -16,7 +16,8 @@ from torch import Tensor
 
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.batch_rounds import PlainRounds, SpeculativeRounds
-from falcon_lab.decoding.batch_rows import Row, SharedClock
+from falcon_lab.decoding.batch_rows import Row, share_out
+from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.memory import check_kv_memory
@@ -112,11 +113,10 @@ class BatchEngine:
             for place in reversed(range(len(session.rows))):
                 while (row := session.rows[place]).ended:
                     yield row.number, row.generation()
-                    session.clock.skip()
                     if not session.replace(place):
                         break
             if session.rows:
-                session.rounds.round(session.rows, session.cache, session.clock)
+                session.rounds.round(session.rows, session.cache)
 
 
 class _Session:
@@ -127,7 +127,6 @@ class _Session:
         waiting: those that have no place yet.
         cache: the target's.
         rounds: what a round does.
-        clock: shares out the time.
     """
 
     def __init__(
@@ -143,7 +142,6 @@ class _Session:
         self._check_memory(count, longest)
         self.rounds = self._rounds(sampling, count, longest)
         self.cache = engine.target.new_batch_cache(count, longest + self._nodes)
-        self.clock = SharedClock(engine.target.device)
         self.waiting = deque(waiting)
         self.rows: list[Row] = []
         for place in range(count):
@@ -168,11 +166,13 @@ class _Session:
     def _admit(self, place: int) -> Row:
         """Read the next prompt into a row of the cache; no other row is touched."""
         row = self.waiting.popleft()
+        clock = clock_for(self._engine.target.device)
         own = self.cache.open(place)
         self.rounds.admit(place, row, own)
         self.cache.fill(place, own.length)
         row.transcript.extend([int(row.root)])
-        self.clock.lap_of("prefill", [row])
+        clock.lap("prefill")
+        share_out(clock, [row])
         return row
 
     @property

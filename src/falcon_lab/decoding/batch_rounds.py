@@ -14,7 +14,8 @@ from torch import Tensor
 
 from falcon_lab.decoding.batch_accepting import accept_rows
 from falcon_lab.decoding.batch_drafting import copies_of, sequences_of
-from falcon_lab.decoding.batch_rows import Row, SharedClock
+from falcon_lab.decoding.batch_rows import Row, share_out
+from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.engine import at_most
 from falcon_lab.decoding.generation import Round
 from falcon_lab.decoding.sampling import Sampling
@@ -55,18 +56,20 @@ class PlainRounds:
     def move(self, source: int, goal: int) -> None:
         """A row goes to another place: nothing to be done."""
 
-    def round(self, rows: Sequence[Row], cache: BatchCache, clock: SharedClock) -> None:
+    def round(self, rows: Sequence[Row], cache: BatchCache) -> None:
         """Add a token to every row."""
+        clock = clock_for(self._target.device)
         output = self._target.step_batch(torch.stack([row.root for row in rows]), cache)
-        clock.lap_of("verify", rows)
+        clock.lap("verify")
         tokens = self._draw(output.logits, rows)
         for row, root, token in zip(rows, tokens, tokens.tolist(), strict=True):
             row.root = root
             row.transcript.extend([token])
             row.rounds.append(Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1))
-        clock.lap_of("accept", rows)
+        clock.lap("accept")
         cache.keep([[0]] * len(rows))
-        clock.lap_of("commit", rows)
+        clock.lap("commit")
+        share_out(clock, rows)
 
     def _draw(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """``[B, V]`` -> ``[B]``, each row with its own generator."""
@@ -123,13 +126,14 @@ class SpeculativeRounds:
             _swap(parts, source, goal)
         self._drafts.move(source, goal)
 
-    def round(self, rows: Sequence[Row], cache: BatchCache, clock: SharedClock) -> None:
+    def round(self, rows: Sequence[Row], cache: BatchCache) -> None:
         """Draft, verify, accept and commit."""
+        clock = clock_for(self._target.device)
         trees, passes = self._draft(rows)
-        clock.lap_of("draft", rows)
+        clock.lap("draft")
 
         output = self._target.verify_batch(trees, cache)
-        clock.lap_of("verify", rows)
+        clock.lap("verify")
 
         counts = [tree.nodes for tree in trees]
         accepted = accept_rows(
@@ -140,7 +144,7 @@ class SpeculativeRounds:
             [row.generator for row in rows],
         )
         kept = [row.transcript.extend(one.listed) for row, one in zip(rows, accepted, strict=True)]
-        clock.lap_of("accept", rows)
+        clock.lap("accept")
 
         cache.keep([one.path for one in accepted])
         features = output.features.split(counts)
@@ -152,7 +156,8 @@ class SpeculativeRounds:
             added = len(kept[place])
             drafted = min(outcome.accepted, added)
             row.rounds.append(Round(outcome.nodes, outcome.drafted, passes[place], drafted, added))
-        clock.lap_of("commit", rows)
+        clock.lap("commit")
+        share_out(clock, rows)
 
     def _draft(self, rows: Sequence[Row]) -> tuple[list[TokenTree], list[int]]:
         """Drafter and tree builders take turns; every row's tree and number of passes."""

@@ -6,12 +6,13 @@ Shapes: P prompt tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.generation import Clock, Generation, Part, Round, Seconds
+from falcon_lab.decoding.device_clock import DeviceClock
+from falcon_lab.decoding.generation import Clock, Generation, Round, Seconds
 from falcon_lab.decoding.stopping import Transcript
 
 
@@ -26,7 +27,7 @@ class Row:
         generator: the source of its randomness.
         root: 0-d long, the newest token, not yet read by the target.
         rounds: its verifications so far.
-        seconds: its share of the time.
+        laps: clocks of what it took part in, and its share of each.
     """
 
     number: int
@@ -35,7 +36,7 @@ class Row:
     generator: torch.Generator
     root: Tensor = field(init=False)
     rounds: list[Round] = field(default_factory=list)
-    seconds: Seconds = field(default_factory=Seconds)
+    laps: list[tuple[Clock | DeviceClock, float]] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -45,22 +46,21 @@ class Row:
     def generation(self) -> Generation:
         """The text of a row that has ended."""
         assert self.transcript.finish is not None
-        return Generation(self.transcript.tokens, self.transcript.finish, self.rounds, self.seconds)
+        return Generation(
+            self.transcript.tokens, self.transcript.finish, self.rounds, self._seconds()
+        )
+
+    def _seconds(self) -> Seconds:
+        found = Seconds()
+        for clock, share in self.laps:
+            taken = clock.seconds
+            for part in fields(Seconds):
+                more = share * getattr(taken, part.name)
+                setattr(found, part.name, getattr(found, part.name) + more)
+        return found
 
 
-class SharedClock(Clock):
-    """Shares every lap out evenly among the rows that it was for, so that times add up."""
-
-    def lap_of(self, part: Part, rows: Sequence[Row]) -> None:
-        """The time since the last lap went into ``part`` of these rows."""
-        self.seconds = Seconds()
-        self.lap(part)
-        taken = getattr(self.seconds, part) / max(1, len(rows))
-        for row in rows:
-            setattr(row.seconds, part, getattr(row.seconds, part) + taken)
-            if part != "prefill":
-                row.seconds.total += taken
-
-    def skip(self) -> None:
-        """The time since the last lap was not decoding's."""
-        self._last = self._now()
+def share_out(clock: Clock | DeviceClock, rows: Sequence[Row]) -> None:
+    """A clock's time is that of these rows, evenly, so that all rows' times add up."""
+    for row in rows:
+        row.laps.append((clock, 1 / len(rows)))
