@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from falcon_lab.targets.target import Target
 
 LEAN, MODULES = "plain, lean forward", "plain, HF modules"
+EAGER = "plain, not compiled"
 
 
 @dataclass
@@ -80,10 +80,13 @@ def contest(
 
 
 def add_other_forward(found: Contest, target: Target, decoding: DecodingConfig) -> None:
-    """The plain loop through the forward pass that the target does not take."""
+    """The plain loop through the forward passes that the target does not take."""
+    if target.is_compiled:
+        found.engines[EAGER] = PlainEngine(target.plain(), decoding=decoding)
+        found.ours.append(EAGER)
     lean = target.backbone.lean is None
     name = LEAN if lean else MODULES
-    twin = copy.copy(target)
+    twin = target.plain()
     twin.backbone = Backbone(target.model.get_decoder(), lean=lean)
     if lean and twin.backbone.lean is None:
         found.left_out[name] = f"there is none for {target.config.model_type}"

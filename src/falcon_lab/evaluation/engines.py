@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.compiling.ahead import Announce
-from falcon_lab.compiling.choice import choose_drafter
+from falcon_lab.compiling.choice import choose_drafter, prepare
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, read_config
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.agreement import NextLogits
+from falcon_lab.evaluation.benchmark import torch_threads
 from falcon_lab.evaluation.conversation import EncodedPrompt, encode_prompts
 from falcon_lab.evaluation.prompts import load_prompts
 from falcon_lab.protocols import BuildContext, Drafter
@@ -102,6 +103,9 @@ def add_method(
         built["controller"],
         decoding=experiment.decoding,
     )
+    if experiment.decoding.compile != "none":
+        with torch_threads(experiment.evaluation.threads):
+            prepare(methods.engines[name])
     methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
         key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
     }
