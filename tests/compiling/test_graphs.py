@@ -14,6 +14,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.attention.choosing import use_backend
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.self_check import check_target
+from falcon_lab.targets.writing import write_on
 from graph_cases import ATOL, STEP, TREES, graphed, text, tree_of
 from tiny_models import FAMILIES, tiny_target
 
@@ -87,6 +88,13 @@ def test_a_cache_is_of_no_use_once_the_next_one_was_asked_for() -> None:
     with pytest.raises(FalconLabError, match="handed over to another sequence"):
         target.step(prompt[0], first)
     assert second.length == 4
+
+
+def test_memory_of_several_texts_is_no_use_for_one() -> None:
+    target, together = tiny_target(), [[3, 4], [5, 6, 7]]
+    with_graphs = graphed(target, Repeating())
+    assert write_on(with_graphs, together, 12) == write_on(target, together, 12)
+    assert torch.allclose(text(with_graphs, 5), text(target, 5), atol=ATOL)
 
 
 def test_outputs_stay_as_they_are() -> None:

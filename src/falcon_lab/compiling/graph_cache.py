@@ -79,7 +79,7 @@ class GraphStorage:
         before, self._lent = self._lent, None
         if before is not None:
             taken_over = before.hand_over()
-            if taken_over.capacity >= capacity:
+            if taken_over.capacity >= capacity and taken_over.sequences < 2:
                 self._lent = taken_over
                 return taken_over
             self._forget()

@@ -60,6 +60,11 @@ class KVCache(Cache):
         return KVLayout.of(self._rows, positions=self.positions is not None)
 
     @property
+    def sequences(self) -> int:
+        """B, or 0 before the first update."""
+        return self._pools[0].shape[-4] if self._pools else 0
+
+    @property
     def nbytes(self) -> int:
         """Memory taken so far."""
         positions = 0 if self.positions is None else self.positions.nbytes
