@@ -21,6 +21,8 @@ from falcon_lab.tuning.texts import Text
 NODES = (6, 8, 10, 12, 16, 24, 32, 48, 64)
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 BEAMS = (1, 2, 4)
+PATIENCE = 2
+"""Sizes in a row that may bring nothing before no larger one is tried."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,12 @@ def best_growth(
 
     found: list[Growth] = []
     for threshold in (None, *THRESHOLDS):
-        rate = 0.0
+        rates: list[float] = []
         for size in [n for n in NODES if n <= nodes] or [nodes]:
             found.append(attempt(size, 2, threshold))
-            if found[-1].promise.rate <= rate:
+            rates.append(found[-1].promise.rate)
+            if len(rates) - rates.index(max(rates)) > PATIENCE:
                 break
-            rate = found[-1].promise.rate
     best = max(found, key=_rate)
     beams = [attempt(best.tree.nodes, b, best.threshold) for b in BEAMS if b != best.tree.beam]
     return max([best, *beams], key=_rate)
