@@ -16,9 +16,11 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 DRAFTER = "runs/csgd/drafter"
-TREES = ("chain,depth=6", "static,template=k2-8")
+TREES = ("chain,depth=8", "static,template=k2-10-d8", "dynamic,nodes=10,beam=2,depth=10")
 SETTINGS = (
     "target.lean=true",
+    "controller.name=confidence",
+    "controller.threshold=0.2",
     "evaluation.threads=1",
     "evaluation.prompts.limit=12",
     "evaluation.max_new_tokens=128",
@@ -26,6 +28,7 @@ SETTINGS = (
     "evaluation.methods.lookup.drafter.name=lookup",
     "evaluation.methods.lookup.tree.name=chain",
     "evaluation.methods.lookup.tree.depth=10",
+    "evaluation.methods.lookup.controller.name=fixed",
 )
 
 

@@ -37,7 +37,7 @@ def test_the_script_writes_figures_and_no_answers(
     path = script.main([str(drafter), *small], tmp_path / "results")
     assert path.name.endswith("-decoding-cpu.json")
     results = json.loads(path.read_text(encoding="utf-8"))
-    assert {"plain", "HF generate", "chain depth=6", "static template=k2-8"} <= set(
+    assert {"plain", "HF generate", "chain depth=8", "static template=k2-10-d8"} <= set(
         results["methods"]
     )
     assert list(results["left_out"]) == ["HF assisted", "lookup"]
