@@ -39,8 +39,6 @@ SHORTEST = 8
 """Tokens that a text must at least have to be gone on from."""
 BLOCKS = (2, 4, 8)
 """F that are measured beside 1."""
-WIDE = " nodes"
-"""Ends the names of trees that are many nodes in one pass."""
 LOOKS = 30
 """Times that the controller is timed."""
 
@@ -83,7 +81,7 @@ def shapes(block: int, nodes: int, vocabulary: int) -> dict[str, list[Path]]:
         vocabulary: a node has no more children.
     """
     found: dict[str, list[Path]] = {
-        f"{n}{WIDE}": [(r,) for r in range(n)] for n in widths(min(nodes, vocabulary))
+        f"{n} nodes": [(r,) for r in range(n)] for n in widths(min(nodes, vocabulary))
     }
     for passes in (1, 2, 4):
         found[f"{passes} passes"] = _chain((0,), passes * block)
@@ -255,10 +253,9 @@ def fitted(
         builders: those of ``medians`` that are no templates.
     """
     of_templates = [s for name, s in medians.items() if name not in builders]
-    # How many candidates a row gives costs next to nothing, but for very many: left out here.
-    drafts = [s for name, s in medians.items() if name not in builders and not name.endswith(WIDE)]
-    table = np.array([[1.0, s.later, s.extra] for s in drafts])
-    first, later, block = np.linalg.lstsq(table, [s.draft for s in drafts], rcond=None)[0]
+    table = np.array([[1.0, s.later, s.extra] for s in of_templates])
+    drafts = [s.draft for s in of_templates]
+    first, later, block = np.linalg.lstsq(table, drafts, rcond=None)[0]
     plain = median(s.seconds.verify / len(s.rounds) for s in steps if s.rounds)
     costs = Costs(
         verify=curve([(0.0, plain), *((s.nodes, s.verify) for s in of_templates)]),

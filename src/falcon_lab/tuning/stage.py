@@ -49,7 +49,7 @@ RANKS = 8
 """Ranks of the acceptance tables that have a column of their own."""
 GROWN_ON = 8
 """Texts that dynamic trees are replayed on while their limits are sought."""
-PRICED_ON = 8
+PRICED_ON = 12
 """Texts that costs are measured on."""
 REPLAYED_ON = 24
 """Texts that the rows of the comparison are replayed on."""
