@@ -122,9 +122,11 @@ def bench_distillation(
     data = FalconDataModule.for_target(experiment.data, target)
     hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
     announce("measuring what this machine multiplies")
-    machine = measure_machine(target.device, target.dtype, 0)
+    machines = [measure_machine(target.device, target.dtype, 0)]
     module = module_of(experiment, target, load_components(), steps)
     turns = run_in_turns(module, data, steps, announce)
+    machines.append(measure_machine(target.device, target.dtype, 0))
+    machine = max(machines, key=lambda each: each.operations_per_second)  # the less disturbed one
     return {
         "schema": 1,
         "name": "distillation",
