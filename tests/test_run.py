@@ -79,6 +79,8 @@ def test_a_checkpoint_holds_a_folder_to_its_settings_too(tmp_path: Path) -> None
         "tree.name=static",
         "trainer.enable_progress_bar=false",
         "distillation.decode_every=7",
+        "distillation.logits_mib=16",
+        "distillation.compile=true",
         "target.device=cpu",
         "name=other",
     ],

@@ -223,3 +223,17 @@ def test_a_training_in_parts_is_a_training_in_one(
     for key in ("train/loss", "train/revealed", "train/position_1/accuracy", "val/loss",
                 "val/accept_rate", "val/expected_accept_length"):  # fmt: skip
         assert logs[0].series(key) == pytest.approx(logs[1].series(key), rel=1e-4), key
+
+
+def test_parts_in_half_precision_learn_what_the_whole_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for rows in (ALL, 7):
+        monkeypatch.setattr("falcon_lab.distillation.lesson.rows_at_once", lambda *_, n=rows: n)
+        notes = Notes()
+        trainer = {**QUIET, "max_steps": 3, "precision": "bf16-mixed"}
+        train(distillation(), Data([3, 4, 5]), trainer, tmp_path / str(rows), notes, 0)
+        losses.append(notes.series("train/loss"))
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+    assert losses[0][0] != losses[0][2]
