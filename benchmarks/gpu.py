@@ -1,0 +1,141 @@
+"""What must show on a GPU, in three checks that can be called one by one.
+
+    python benchmarks/gpu.py shape [toy] [contexts=512,8192] [KEY=VALUE]...
+    python benchmarks/gpu.py real [toy] [work=runs/gpu] [until=target] [KEY=VALUE]...
+    python benchmarks/gpu.py attention [KEY=VALUE]...
+
+``shape``: Llama 2 7B's shape with random weights. Our plain loop, eager and as CUDA graphs, against
+the machine's floor and Hugging Face's modes; trees against one row; the speculative loop with an
+*assumed* acceptance. ``real``: a target trained from scratch on this machine's Python sources, its
+drafter, and both on ``prompts=FILE``; what ``work`` holds already is not made again, and ``until``
+stops after ``target`` or ``drafter``. ``attention`` is ``benchmarks/attention.py``. ``toy`` is the
+same in small, for a CPU.
+
+Keys are those of ``Plan`` in ``benchmarking/gpu_shape.py`` and ``gpu_training.py`` (``tokens``,
+``nodes``, ``template``, ``accepted``, ``attention``, ``static``; ``minutes``, ``megabytes``,
+``batch_size``, ``lr``, ``limit``, ``new_tokens``, ``trees``), and those of the model's shape
+(``layers``, ``hidden``, ``intermediate``, ``heads``). Values are JSON, or lists of words between
+commas; ``trees`` between semicolons. Tables are printed; results go to
+``benchmarks/results/DATE-gpu-CHECK-DEVICE.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+CHECKS = ("shape", "real", "attention")
+
+
+def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path | None:
+    """Run one check; the file with its results, if there are any yet."""
+    check, *words = arguments or ["nothing"]
+    if check not in CHECKS:
+        raise SystemExit(f"which check? one of {', '.join(CHECKS)}; see the top of {__file__}")
+    return {"shape": shape, "real": real, "attention": attention}[check](words, folder)
+
+
+def shape(words: Sequence[str], folder: Path) -> Path:
+    """The first check."""
+    from falcon_lab.benchmarking.gpu_shape import TOY, Plan, bench_shape
+    from falcon_lab.benchmarking.gpu_shape_table import format_shape, verdicts
+    from falcon_lab.targets.loading import resolve_device
+
+    quietly()
+    plan = with_values(TOY if "toy" in words else Plan(), pairs(words))
+    results = bench_shape(plan, resolve_device("auto"), tell)
+    results["verdicts"] = verdicts(results)
+    print(format_shape(results), *results["verdicts"], sep="\n")
+    return write("shape", results, results["hardware"], folder)
+
+
+def real(words: Sequence[str], folder: Path) -> Path | None:
+    """The second check."""
+    from falcon_lab.benchmarking.gpu_real import bench_real
+    from falcon_lab.benchmarking.gpu_training import TOY, Plan
+    from falcon_lab.benchmarking.table import format_bench
+
+    quietly()
+    values = pairs(words)
+    work, until = Path(values.pop("work", "runs/gpu")), values.pop("until", "measure")
+    if until not in ("target", "drafter", "measure"):
+        raise SystemExit(f"until={until}: say target, drafter or measure")
+    plan = with_values(TOY if "toy" in words else Plan(), values)
+    results = bench_real(plan, work, until, tell)
+    if results is None:
+        return None
+    for name, measured in results["measured"].items():
+        print(f"{name}\n\n{format_bench(measured)}\n")
+    return write("real", results, measured["hardware"], folder)
+
+
+def attention(words: Sequence[str], folder: Path) -> Path:
+    """The third check."""
+    sys.path.insert(0, str(HERE))
+    try:
+        from attention import main as measure  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(HERE))
+    written: Path = measure(list(words), folder)
+    return written
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """``KEY=VALUE`` words as a mapping."""
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def with_values(plan: Any, values: dict[str, str]) -> Any:
+    """The plan with some of its fields, or of the dataclasses in it, replaced."""
+    left = dict(values)
+    for field in fields(plan):
+        now = getattr(plan, field.name)
+        if field.name in left:
+            plan = replace(plan, **{field.name: read(left.pop(field.name), now)})
+        elif is_dataclass(now):
+            own = {f.name: left.pop(f.name) for f in fields(now) if f.name in left}
+            plan = replace(plan, **{field.name: with_values(now, own) if own else now})
+    if left:
+        raise SystemExit(f"no key {', '.join(sorted(left))}; see the top of {__file__}")
+    return plan
+
+
+def read(text: str, now: Any) -> Any:
+    """A value of the kind that is there."""
+    if isinstance(now, str):
+        return text
+    if isinstance(now, tuple):
+        parts = text.split(";") if any(isinstance(each, str) for each in now) else text.split(",")
+        return tuple(read(part, now[0] if now else 0) for part in parts)
+    return json.loads(text)
+
+
+def write(check: str, results: dict[str, Any], hardware: dict[str, Any], folder: Path) -> Path:
+    """The results' file."""
+    from falcon_lab.reporting.results import write_results
+
+    device = hardware["device"].partition(":")[0]
+    return write_results(folder / f"{datetime.now(UTC).date()}-gpu-{check}-{device}.json", results)
+
+
+def tell(line: str) -> None:
+    """One line for the user, beside the results."""
+    print(line, file=sys.stderr)
+
+
+def quietly() -> None:
+    """Hugging Face's remarks on settings that are meant are left out."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))
