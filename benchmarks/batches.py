@@ -1,8 +1,9 @@
 """Throughput of plain and speculative decoding against batch size, on this machine.
 
-    python benchmarks/batches.py [DRAFTER] [sizes=1,2,4,8,16] [KEY=VALUE]...
+    python benchmarks/batches.py [DRAFTER] [sizes=1,2,4,8,16] [clock=wall] [KEY=VALUE]...
 
-DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); any other key is the configuration's.
+DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); ``clock=cpu`` counts the time that a
+core worked for this process, for a machine that is busy; any other key is the configuration's.
 The table is printed; results and a picture go to ``benchmarks/results/DATE-batches-DEVICE.json``
 and ``….png``.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 DRAFTER = "runs/csgd/drafter"
 TREES = ("chain,depth=6", "static,template=k2-8")
-SIZES = "sizes=1,2,4,8,16"
+OWN = {"sizes": "1,2,4,8,16", "clock": "wall"}
 SETTINGS = (
     "target.lean=true",
     "evaluation.threads=1",
@@ -35,17 +36,31 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.reporting.results import write_results
 
     drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
-    keys = [word for word in arguments if "=" in word]
-    chosen = [word for word in (SIZES, *keys) if word.startswith("sizes=")][-1]
-    sizes = [int(size) for size in chosen.removeprefix("sizes=").split(",")]
-    overrides = [word for word in keys if not word.startswith("sizes=")]
+    settings, overrides = split([word for word in arguments if "=" in word])
     experiment = bench_experiment(drafter, TREES, [*SETTINGS, *overrides])
-    results = bench_batches(experiment, sizes, announce=lambda line: print(line, file=sys.stderr))
+    results = bench_batches(
+        experiment,
+        [int(size) for size in settings["sizes"].split(",")],
+        announce=lambda line: print(line, file=sys.stderr),
+        clock=settings["clock"],
+    )
     print(format_batches(results))
     device = results["hardware"]["device"].partition(":")[0]
     name = f"{datetime.now(UTC).date()}-batches-{device}"
     write_plot(folder / f"{name}.png", results)
     return write_results(folder / f"{name}.json", results)
+
+
+def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Our own keys with their values, and the configuration's overrides."""
+    settings, overrides = dict(OWN), []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in OWN:
+            settings[key] = value
+        else:
+            overrides.append(word)
+    return settings, overrides
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.benchmarking.batches import format_batches, split
+from falcon_lab.benchmarking.batches import bench_batches, format_batches, split
 from falcon_lab.decoding.generation import Seconds
+from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import Experiment
 from running import ROOT, refused, run
 from saved_models import save_models
 
@@ -33,7 +35,7 @@ def written(drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     folder = tmp_path_factory.mktemp("results")
-    path: Path = script.main([str(drafter), "sizes=1,2", *SMALL], folder)
+    path: Path = script.main([str(drafter), "sizes=1,2", "clock=cpu", *SMALL], folder)
     return path
 
 
@@ -50,6 +52,13 @@ def test_the_script_writes_figures_and_a_picture(written: Path, results: dict[st
     assert (results["prompts"], results["sizes"]) == (3, [1, 2])
     assert results["hardware"]["threads"] == 1
     assert results["target"]["lean"] is True
+    assert results["clock"] == "cpu"
+    assert "Seconds of a core" in format_batches(results)
+
+
+def test_there_are_two_clocks() -> None:
+    with pytest.raises(FalconLabError, match="wall or cpu"):
+        bench_batches(Experiment(), [1], announce=print, clock="sun")
 
 
 def test_every_size_writes_plain_decodings_texts(results: dict[str, Any]) -> None:
@@ -98,7 +107,9 @@ def test_the_command_measures_the_sizes_that_are_asked_for(drafter: Path, tmp_pa
         *("--batch-sizes", "3,1", "--json", into, *SMALL),
     )
     assert printed.splitlines()[0].split()[-6:] == ["B", "=", "1", "B", "=", "3"]
-    assert list(json.loads(into.read_text("utf-8"))["methods"]) == ["plain", "chain depth=3"]
+    found = json.loads(into.read_text("utf-8"))
+    assert list(found["methods"]) == ["plain", "chain depth=3"]
+    assert found["clock"] == "wall"
 
 
 @pytest.mark.parametrize("sizes", ["0,1", "two", "1,,2"])

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
+from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.benchmark import torch_threads
 from falcon_lab.evaluation.engines import build_methods, prompts_of, sampling_of, stop_of
 from falcon_lab.evaluation.table import align, number
@@ -32,7 +34,6 @@ from falcon_lab.targets.builtin import ensure_target
 if TYPE_CHECKING:
     from falcon_lab.decoding.engine import SpeculativeEngine
     from falcon_lab.decoding.generation import Seconds
-    from falcon_lab.targets.target import Target
 
 ALONE = 0
 """Stands for the engine that knows one sequence, where a size is asked for."""
@@ -61,7 +62,11 @@ class Job:
 
 
 def bench_batches(
-    experiment: Experiment, sizes: Sequence[int], *, announce: Callable[[str], None]
+    experiment: Experiment,
+    sizes: Sequence[int],
+    *,
+    announce: Callable[[str], None],
+    clock: str = "wall",
 ) -> dict[str, Any]:
     """Let plain decoding and every method answer all prompts at every size, in turns.
 
@@ -69,11 +74,13 @@ def bench_batches(
         experiment: target, prompts (their first turns), lengths, repeats, methods.
         sizes: of batches.
         announce: takes one line for the user at a time.
+        clock: ``wall``, or ``cpu``: the time that a core worked for this process, which a machine
+            that does other things too does not stretch. For one thread without a GPU.
 
     Returns:
         ``date``, ``command``, ``versions``, ``hardware``, ``git``, ``target``, ``experiment``,
-        ``prompts`` (how many), ``sizes``, ``left_out``, and ``methods``: each with its ``label``,
-        ``lossless``, ``alone`` (the engine for one sequence) and ``batches``, a point for every
+        ``prompts`` (how many), ``sizes``, ``clock``, ``left_out``, and ``methods``: each
+        with its ``label``, ``lossless``, ``alone`` (the engine for one sequence) and ``batches``, a point for every
         size: ``size``, ``tokens``, median ``seconds`` and those of all ``repeats``,
         ``tokens_per_second``, ``tau``, ``identical`` (share of the texts that are plain
         decoding's alone) and ``split`` (share of the parts of the time, in %).
@@ -81,6 +88,8 @@ def bench_batches(
     Raises:
         FalconLabError: for whatever the user can mend.
     """
+    if clock not in ("wall", "cpu"):
+        raise FalconLabError(f"clock is wall or cpu, not {clock!r}")
     target = ensure_target(experiment.target, announce)
     built = build_methods(experiment, target, load_components(), Path())
     plain = PlainEngine(target, decoding=experiment.decoding)
@@ -93,7 +102,8 @@ def bench_batches(
     ]
     with torch_threads(experiment.evaluation.threads):
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
-        run(jobs, len(prompts), experiment, target, announce)
+        now = time.process_time if clock == "cpu" else partial(_wall_clock, target.device)
+        run(jobs, len(prompts), experiment, now, announce)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": provenance.command_line(),
@@ -104,6 +114,7 @@ def bench_batches(
         "experiment": to_plain(experiment),
         "prompts": len(prompts),
         "sizes": list(sizes),
+        "clock": clock,
         "left_out": built.left_out,
         "methods": {
             name: {"label": built.labels.get(name, name), "lossless": engine.lossless}
@@ -147,7 +158,7 @@ def run(
     jobs: Sequence[Job],
     prompts: int,
     experiment: Experiment,
-    target: Target,
+    now: Callable[[], float],
     announce: Callable[[str], None],
 ) -> None:
     """Warm every job up; then all of them in turns, each repeat beginning with another one."""
@@ -159,9 +170,9 @@ def run(
         announce(f"repeat {repeat + 1} of {repeats}")
         first = repeat * len(jobs) // repeats
         for job in [*jobs[first:], *jobs[:first]]:
-            begin = _clock(target.device)
+            begin = now()
             job.texts = job.answer(prompts, experiment.evaluation.max_new_tokens)
-            job.seconds.append(_clock(target.device) - begin)
+            job.seconds.append(now() - begin)
 
 
 def points_of(method: str, jobs: Sequence[Job]) -> dict[str, Any]:
@@ -212,6 +223,7 @@ def format_batches(results: Mapping[str, Any]) -> str:
     notes = [
         f"{results['prompts']} prompts, all of the time counted; alone: the engine for one "
         "sequence.",
+        *(["Seconds of a core, not of the clock on the wall."] * (results["clock"] == "cpu")),
         *_differing(results),
         *(f"Left out: {name} ({why})" for name, why in results["left_out"].items()),
     ]
@@ -234,7 +246,7 @@ def _differing(results: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _clock(device: torch.device) -> float:
+def _wall_clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
