@@ -16,7 +16,7 @@ Keys are those of ``Plan`` in ``benchmarking/gpu_shape.py`` and ``gpu_training.p
 ``batch_size``, ``lr``, ``limit``, ``new_tokens``, ``trees``), and those of the model's shape
 (``layers``, ``hidden``, ``intermediate``, ``heads``). Values are JSON, or lists of words between
 commas; ``trees`` between semicolons. Tables are printed; results go to
-``benchmarks/results/DATE-gpu-CHECK-DEVICE.json``.
+``benchmarks/results/DATE-gpu-CHECK-DEVICE.json`` (``CHECK-512`` with ``contexts=512``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shape(words: Sequence[str], folder: Path) -> Path:
     results = bench_shape(plan, resolve_device("auto"), tell)
     results["verdicts"] = verdicts(results)
     print(format_shape(results), *results["verdicts"], sep="\n")
-    return write("shape", results, results["hardware"], folder)
+    return write(called("shape", words, "contexts"), results, results["hardware"], folder)
 
 
 def real(words: Sequence[str], folder: Path) -> Path | None:
@@ -73,7 +73,7 @@ def real(words: Sequence[str], folder: Path) -> Path | None:
         return None
     for name, measured in results["measured"].items():
         print(f"{name}\n\n{format_bench(measured)}\n")
-    return write("real", results, measured["hardware"], folder)
+    return write(called("real", words, "temperatures"), results, measured["hardware"], folder)
 
 
 def attention(words: Sequence[str], folder: Path) -> Path:
@@ -115,6 +115,12 @@ def read(text: str, now: Any) -> Any:
         parts = text.split(";") if any(isinstance(each, str) for each in now) else text.split(",")
         return tuple(read(part, now[0] if now else 0) for part in parts)
     return json.loads(text)
+
+
+def called(check: str, words: Sequence[str], key: str) -> str:
+    """The check, with what it was limited to, so that its calls do not overwrite each other."""
+    chosen = pairs(words).get(key)
+    return check if chosen is None else f"{check}-{chosen.replace(',', '-')}"
 
 
 def write(check: str, results: dict[str, Any], hardware: dict[str, Any], folder: Path) -> Path:

@@ -69,7 +69,9 @@ def test_a_shape_is_held_against_its_floor_and_an_assumed_acceptance_says_so(
 
 def test_without_graphs_it_says_so(script: Any, tmp_path: Path) -> None:
     words = ["shape", "toy", "contexts=8", "accepted=1", "static=false", "attention=sdpa"]
-    results = read(script.main(words, tmp_path))
+    path = script.main(words, tmp_path)
+    assert path.name.endswith("-gpu-shape-8-cpu.json")
+    results = read(path)
     assert results["notes"] == ["there are no CUDA graphs on cpu: rows of that name are eager too"]
     [found] = results["contexts"]
     assert "HF static cache" not in found["loops"]
