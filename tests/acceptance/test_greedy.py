@@ -32,6 +32,7 @@ def tree_of(paths: list[Path], seed: int, vocab: int) -> tuple[TokenTree, torch.
         layout.ancestors,
         "deterministic",
         torch.zeros(len(tokens)),
+        routes=layout.routes,
     )
     return tree, torch.randn(len(tokens), vocab, generator=generator)
 
@@ -54,6 +55,10 @@ def test_it_follows_the_targets_argmax_as_far_as_the_tree_goes(
     assert accepted.path.tolist() == path
     assert accepted.next_token.shape == ()
     assert int(accepted.next_token) == best
+    padded = GREEDY.accept_padded(tree, logits, Sampling(), torch.Generator())
+    assert padded is not None
+    assert padded.path.tolist() == path + path[-1:] * (tree.max_depth + 1 - len(path))
+    assert int(padded.next_token) == best
     same = SAMPLING(tree, logits, Sampling(), torch.Generator())
     assert same.path.tolist() == path
     assert int(same.next_token) == best

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fakes.waits import watched
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.kv_cache import KVCache
 
@@ -131,3 +132,30 @@ def test_a_cache_made_under_inference_mode_is_usable_outside_it() -> None:
     append(cache, 2)
     cache.commit(2, torch.tensor([0, 2]))
     assert marks(cache, 0) == [0, 1, 2, 4]
+
+
+def test_memory_is_handed_over_and_the_cache_before_is_left_with_nothing() -> None:
+    before = filled(5)
+    before.record_positions(torch.arange(2)[None])
+    addresses = [kept[0].data_ptr() for kept in before._rows if kept]
+    taken = before.nbytes
+    after = before.hand_over()
+    assert (after.length, after.capacity, after.nbytes) == (0, CAPACITY, taken)
+    assert (before.length, before.nbytes, before.positions) == (0, 0, None)
+    append(after, 3)
+    assert addresses == [kept[0].data_ptr() for kept in after._rows if kept]
+    assert marks(after, 2) == [0, 1, 2]
+    with pytest.raises(FalconLabError, match="handed over to another sequence"):
+        append(before, 1)
+    assert (before.sequences, after.sequences) == (0, 1)
+
+
+def test_where_the_last_row_is_known_nobody_looks() -> None:
+    for path in ([0, 1, 2], [0, 2, 3]):
+        cache, known = filled(8), filled(8)
+        cache.commit(4, torch.tensor(path))
+        kept = torch.tensor(path)
+        with watched() as waits:
+            known.commit(4, kept, last=path[-1])
+        assert waits == []
+        assert marks(known, 1) == marks(cache, 1)

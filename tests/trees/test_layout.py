@@ -32,6 +32,10 @@ def check(layout: Layout, block: int) -> None:
         assert layout.parents[node] == (paths.index(path[:-1]) if path else -1)
         for other, above in enumerate(paths):
             assert layout.ancestors[node, other] == (path[: len(above)] == above)
+        route = [paths.index(path[:depth]) for depth in range(len(path) + 1)]
+        rest = layout.routes.shape[1] - len(route)
+        assert layout.routes[node].tolist() == route + [node] * rest
+    assert layout.routes.shape[1] == max(map(len, paths)) + 1
     assert len(layout.passes) == -(-max(map(len, paths)) // block)
     decided = 1
     for number, plan in enumerate(layout.passes):

@@ -11,6 +11,7 @@ from torch import Tensor
 from fakes.drafters import RandomDrafter
 from fakes.statistics import chi_square
 from fakes.trees import prefix_closed
+from fakes.waits import watched
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.protocols import Budget, DraftOutput, Frontier, Proposal, RoundContext
 from falcon_lab.trees.paths import Path, checked
@@ -91,6 +92,7 @@ def check(tree: TokenTree, paths: tuple[Path, ...], labels: Labels) -> None:
     assert tree.parents.tolist() == [-1, *(nodes.index(path[:-1]) for path in paths)]
     assert tree.depth.tolist() == [len(path) for path in nodes]
     assert torch.equal(tree.ancestors, ancestor_matrix(tree.parents))
+    assert tree.max_depth == int(tree.depth.max())
     assert tree.log_q.shape == tree.tokens.shape
     assert bool((tree.log_q <= 0).all())
 
@@ -195,6 +197,40 @@ def test_rows_that_are_not_there_end_the_tree(paths: list[Path], block: int, dat
     labels = Labels(paths, block, rows=rows)
     tree = labels.grow(TemplateTree(checked(paths), block, "deterministic"), context())
     check(tree, cut(checked(paths), block, rows), labels)
+
+
+@given(prefix_closed(), BLOCKS)
+def test_a_promise_that_all_is_proposed_spares_the_look(paths: list[Path], block: int) -> None:
+    torch.manual_seed(0)
+    answers = torch.randn(len(paths) + 1, block, 60)
+
+    def grown(promise: bool) -> tuple[TokenTree, list[str]]:
+        builder = TemplateTree(checked(paths), block, "deterministic")
+        with watched() as waits:
+            frontier = builder.start(context())
+            waits.clear()  # the layout is made from the host's values, once
+            while frontier is not None:
+                some = answers[: frontier.parents.shape[0]]
+                frontier = builder.grow(DraftOutput(some, all_proposed=promise))
+            return builder.finish(), list(waits)
+
+    (tree, looks), (same, none) = grown(promise=False), grown(promise=True)
+    assert none == []
+    assert bool(paths) == bool(looks)
+    assert torch.equal(tree.tokens, same.tokens)
+    assert same.routes is not None
+    assert same.max_depth == int(same.depth.max())
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 50), (2, 1)])
+def test_a_promise_is_about_the_rows_and_tokens_that_are_there(rows: int, vocabulary: int) -> None:
+    builder = TemplateTree(checked(["0", "1", "00", "000"]), 2, "deterministic")
+    builder.start(context())
+    builder.grow(DraftOutput(torch.randn(1, rows, vocabulary), all_proposed=True))
+    tree = builder.finish()
+    assert tree.drafted == 2
+    assert tree.routes is None
+    assert tree.max_depth == rows
 
 
 @pytest.mark.parametrize("proposal", ["deterministic", "sampled"])
