@@ -79,9 +79,9 @@ def bench_batches(
 
     Returns:
         ``date``, ``command``, ``versions``, ``hardware``, ``git``, ``target``, ``experiment``,
-        ``prompts`` (how many), ``sizes``, ``clock``, ``left_out``, and ``methods``: each
-        with its ``label``, ``lossless``, ``alone`` (the engine for one sequence) and ``batches``, a point for every
-        size: ``size``, ``tokens``, median ``seconds`` and those of all ``repeats``,
+        ``prompts`` (how many), ``sizes``, ``clock``, ``left_out``, and ``methods``: each with its
+        ``label``, ``lossless``, ``alone`` (the engine for one sequence) and ``batches``, a point
+        for every size: ``size``, ``tokens``, median ``seconds`` and those of all ``repeats``,
         ``tokens_per_second``, ``tau``, ``identical`` (share of the texts that are plain
         decoding's alone) and ``split`` (share of the parts of the time, in %).
 
