@@ -13,13 +13,17 @@ from fakes.itself import TargetItself
 from falcon_lab.acceptance.auto import Auto
 from falcon_lab.builtins import DynamicTreeConfig
 from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.evaluation.benchmark import Measurement
+from falcon_lab.evaluation.rows import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.evaluation.statistics import Interval
 from falcon_lab.schema import DecodingConfig
 from falcon_lab.trees.dynamic import DynamicTree
 from falcon_lab.tuning.choosing import choose
 from falcon_lab.tuning.costs import Costs
 from falcon_lab.tuning.growing import best_growth
 from falcon_lab.tuning.measuring import Bench
-from falcon_lab.tuning.predicting import promise
+from falcon_lab.tuning.predicting import Promise, promise
+from falcon_lab.tuning.stage import chosen_row
 from falcon_lab.tuning.texts import Text, write_texts
 from tiny_models import tiny_target
 
@@ -105,3 +109,30 @@ def test_a_dynamic_tree_is_grown_as_far_as_it_pays() -> None:
         tree = DynamicTree(DynamicTreeConfig(nodes=nodes, beam=2, depth=6), bench.context)
         other = promise(bench.engine(tree), texts(), price, builder="dynamic", asked=False)
         assert best.promise.rate >= other.rate
+
+
+def promising(rate: float) -> Promise:
+    return Promise(1.0, 1.0, 1.0, 1.0, rate, rate, Interval(1.0, None, None))
+
+
+def answering(name: str, seconds: list[float]) -> list[PromptRow]:
+    def turn(wall: float) -> TurnRow:
+        return TurnRow(3, [1, 2], "", "length", Times(wall), RoundColumns())
+
+    return [PromptRow(name, str(n), "", [turn(s)], [s]) for n, s in enumerate(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([0.5, 0.4, 0.5, 0.6], "other"),  # faster on every prompt
+        ([0.1, 1.3, 0.9, 1.2], "tuned"),  # faster by chance
+        ([2.0, 2.0, 2.0, 2.0], "tuned"),
+    ],
+)
+def test_what_promises_most_is_chosen_unless_another_is_clearly_faster(
+    other: list[float], expected: str
+) -> None:
+    rows = {"tuned": answering("tuned", [1.0] * 4), "other": answering("other", other)}
+    promises = {"tuned": promising(2.0), "other": promising(1.0), "elsewhere": promising(3.0)}
+    assert chosen_row(promises, Measurement(rows)) == expected

@@ -118,7 +118,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         promises = _promises(experiment, methods, texts[:REPLAYED_ON], costs)
         announce("measuring the most promising trees on prompts that were tuned on")
         trial = _trial(experiment, methods, promises, others[:TRIED_ON], bench)
-        best = max(trial, key=lambda name: trial[name])
+        best = chosen_row(promises, trial)
         announce("measuring all trees in turns on the other prompts")
         measurement = measure(
             {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
@@ -143,7 +143,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         "block": bench.drafter.block,
         "costs": asdict(costs),
         **_found(chosen, texts),
-        "trial": trial,
+        "trial": _rates(trial),
         "chosen": best,
         "tree": row.tree or experiment.tree,
         "controller": row.controller or experiment.controller,
@@ -254,15 +254,26 @@ def _trial(
     promises: Mapping[str, Promise],
     prompts: Sequence[EncodedPrompt],
     bench: Bench,
-) -> dict[str, float]:
-    """Tokens a second of the rows that promise most, really decoding: costs are only a model."""
+) -> Measurement:
+    """Let the rows that promise most decode: costs are only a model."""
     order = sorted(promises, key=lambda name: -promises[name].rate)
     others = [name for name in order if name not in (TUNED, DYNAMIC)]
     names = [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
     engines = {name: methods.engines[name] for name in names}
-    found = measure(engines, prompts, experiment.evaluation, stop=bench.stop)
-    summaries = metrics.summaries(found.rows, found.lossless)
-    return {name: summaries[name].tokens_per_second for name in names}
+    return measure(engines, prompts, experiment.evaluation, stop=bench.stop)
+
+
+def chosen_row(promises: Mapping[str, Promise], trial: Measurement) -> str:
+    """The row that promises most, unless others are clearly faster: then the fastest of those."""
+    best = max(trial.rows, key=lambda name: promises[name].rate)
+    found = {name: compare(rows, trial.rows[best]) for name, rows in trial.rows.items()}
+    clearly = {name: c.speedup.ratio for name, c in found.items() if c.faster}
+    return max(clearly, key=lambda name: clearly[name], default=best)
+
+
+def _rates(trial: Measurement) -> dict[str, float]:
+    summaries = metrics.summaries(trial.rows, trial.lossless)
+    return {name: found.tokens_per_second for name, found in summaries.items()}
 
 
 def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:

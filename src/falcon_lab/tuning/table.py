@@ -112,8 +112,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         "process and in turns.",
         "Accepted: share of the rounds whose true token is the candidate of that rank, the path "
         "before it being right.",
-        f"* was the fastest of the most promising ones on {limits['source']}: "
-        f"{results['labels'][found['chosen']]}; {_trial(found['trial'])}.",
+        f"* is chosen, {results['labels'][found['chosen']]}: what promises most, unless another "
+        f"was clearly faster on {limits['source']} ({_trial(found['trial'])}).",
     ]
     if results["experiment"]["evaluation"]["temperature"] > 0:
         notes.append("Predictions are those of greedy decoding, which stands in for sampling here.")
