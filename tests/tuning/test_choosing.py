@@ -23,8 +23,8 @@ from falcon_lab.tuning.costs import Costs
 from falcon_lab.tuning.growing import best_growth
 from falcon_lab.tuning.measuring import Bench
 from falcon_lab.tuning.predicting import Promise, promise
-from falcon_lab.tuning.stage import chosen_row
 from falcon_lab.tuning.texts import Text, write_texts
+from falcon_lab.tuning.trial import chosen_row
 from tiny_models import tiny_target
 
 TOKENS = 24

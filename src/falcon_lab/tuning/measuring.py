@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from falcon_lab.builtins import ConfidenceConfig, FixedConfig
+from falcon_lab.compiling.choice import prepare
 from falcon_lab.controllers.confidence import Confidence
 from falcon_lab.controllers.fixed import Fixed
 from falcon_lab.decoding.baseline import PlainEngine
@@ -165,6 +166,9 @@ def measure_costs(
     steps: list[Generation] = []
     samples: dict[str, list[Sample]] = {}
     contestants: dict[str, TreeBuilder] = {**templates, **builders}
+    if bench.decoding.compile != "none":
+        for builder in contestants.values():
+            prepare(bench.engine(builder))
     for turn, part in enumerate([parts[0], *parts]):
         names = list(contestants)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:

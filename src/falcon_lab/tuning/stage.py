@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.builtins import DynamicTreeConfig
+from falcon_lab.compiling.choice import choose_drafter, choose_target
 from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.evaluation import metrics
 from falcon_lab.evaluation.benchmark import PLAIN, Measurement, measure, torch_threads
 from falcon_lab.evaluation.conversation import EncodedPrompt
 from falcon_lab.evaluation.engines import (
@@ -40,6 +40,7 @@ from falcon_lab.tuning.measuring import Bench, measure_costs
 from falcon_lab.tuning.predicting import Promise, promise
 from falcon_lab.tuning.rows import DYNAMIC, TUNED, add_own, add_row
 from falcon_lab.tuning.texts import Text, write_texts
+from falcon_lab.tuning.trial import chosen_row, rates, try_finalists
 
 if TYPE_CHECKING:
     from falcon_lab.components import Components
@@ -55,8 +56,6 @@ REPLAYED_ON = 24
 """Texts that the rows of the comparison are replayed on."""
 TRIED_ON = 12
 """Prompts of the tuning set that the finalists answer, to choose one of them."""
-FINALISTS = 5
-"""Rows that promise most, the tuned ones among them."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,13 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         FalconLabError: for whatever the user can mend.
     """
     target: Target = ensure_target(experiment.target, announce)
+    target = choose_target(target, experiment.decoding, announce)
     components = load_components()
     prompts = prompts_of(experiment, target)
     others = tuning_prompts(experiment, target, limits, prompts)
     add_own(experiment)
     methods = build_methods(experiment, target, components, Path())  # a wrong row is refused now
-    bench = bench_of(experiment, target, components)
+    bench = bench_of(experiment, target, components, announce)
     with torch_threads(experiment.evaluation.threads):
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
         announce(f"the target answers {len(others)} prompts of {limits.source}")
@@ -117,7 +117,9 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
             add_method(methods, name, row, experiment, target, components, Path())
         promises = _promises(experiment, methods, texts[:REPLAYED_ON], costs)
         announce("measuring the most promising trees on prompts that were tuned on")
-        trial = _trial(experiment, methods, promises, others[:TRIED_ON], bench)
+        trial = try_finalists(
+            methods.engines, promises, others[:TRIED_ON], experiment.evaluation, bench.stop
+        )
         best = chosen_row(promises, trial)
         announce("measuring all trees in turns on the other prompts")
         measurement = measure(
@@ -143,7 +145,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         "block": bench.drafter.block,
         "costs": asdict(costs),
         **_found(chosen, texts),
-        "trial": _rates(trial),
+        "trial": rates(trial),
         "chosen": best,
         "tree": row.tree or experiment.tree,
         "controller": row.controller or experiment.controller,
@@ -174,10 +176,16 @@ def tuning_prompts(
     return found
 
 
-def bench_of(experiment: Experiment, target: Target, components: Components) -> Bench:
+def bench_of(
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    announce: Callable[[str], None],
+) -> Bench:
     """The drafter of the first row, to be measured."""
     row = next(iter(experiment.evaluation.methods.values()))
     drafter, _ = drafter_of(row, target, components, Path())
+    drafter = choose_drafter(drafter, experiment.decoding, announce)
     context = BuildContext(host=target, block=drafter.block)
     rule = components.build("acceptance_rule", row.acceptance or experiment.acceptance, context)
     return Bench(target, drafter, rule, stop_of(experiment, target), experiment.decoding)
@@ -246,34 +254,6 @@ def _promises(
             engine, texts, costs, builder=builder, asked=controller["name"] != "fixed"
         )
     return found
-
-
-def _trial(
-    experiment: Experiment,
-    methods: Methods,
-    promises: Mapping[str, Promise],
-    prompts: Sequence[EncodedPrompt],
-    bench: Bench,
-) -> Measurement:
-    """Let the rows that promise most decode: costs are only a model."""
-    order = sorted(promises, key=lambda name: -promises[name].rate)
-    others = [name for name in order if name not in (TUNED, DYNAMIC)]
-    names = [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
-    engines = {name: methods.engines[name] for name in names}
-    return measure(engines, prompts, experiment.evaluation, stop=bench.stop)
-
-
-def chosen_row(promises: Mapping[str, Promise], trial: Measurement) -> str:
-    """The row that promises most, unless others are clearly faster: then the fastest of those."""
-    best = max(trial.rows, key=lambda name: promises[name].rate)
-    found = {name: compare(rows, trial.rows[best]) for name, rows in trial.rows.items()}
-    clearly = {name: c.speedup.ratio for name, c in found.items() if c.faster}
-    return max(clearly, key=lambda name: clearly[name], default=best)
-
-
-def _rates(trial: Measurement) -> dict[str, float]:
-    summaries = metrics.summaries(trial.rows, trial.lossless)
-    return {name: found.tokens_per_second for name, found in summaries.items()}
 
 
 def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
