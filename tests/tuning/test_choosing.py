@@ -15,14 +15,13 @@ from falcon_lab.builtins import DynamicTreeConfig
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.evaluation.benchmark import Measurement
 from falcon_lab.evaluation.rows import PromptRow, RoundColumns, Times, TurnRow
-from falcon_lab.evaluation.statistics import Interval
 from falcon_lab.schema import DecodingConfig
 from falcon_lab.trees.dynamic import DynamicTree
 from falcon_lab.tuning.choosing import choose
 from falcon_lab.tuning.costs import Costs
 from falcon_lab.tuning.growing import best_growth
 from falcon_lab.tuning.measuring import Bench
-from falcon_lab.tuning.predicting import Promise, promise
+from falcon_lab.tuning.predicting import promise
 from falcon_lab.tuning.texts import Text, write_texts
 from falcon_lab.tuning.trial import chosen_row
 from tiny_models import tiny_target
@@ -111,10 +110,6 @@ def test_a_dynamic_tree_is_grown_as_far_as_it_pays() -> None:
         assert best.promise.rate >= other.rate
 
 
-def promising(rate: float) -> Promise:
-    return Promise(1.0, 1.0, 1.0, 1.0, rate, rate, Interval(1.0, None, None))
-
-
 def answering(name: str, seconds: list[float]) -> list[PromptRow]:
     def turn(wall: float) -> TurnRow:
         return TurnRow(3, [1, 2], "", "length", Times(wall), RoundColumns())
@@ -130,9 +125,8 @@ def answering(name: str, seconds: list[float]) -> list[PromptRow]:
         ([2.0, 2.0, 2.0, 2.0], "tuned"),
     ],
 )
-def test_what_promises_most_is_chosen_unless_another_is_clearly_faster(
+def test_the_tuned_tree_is_chosen_unless_another_is_clearly_faster(
     other: list[float], expected: str
 ) -> None:
     rows = {"tuned": answering("tuned", [1.0] * 4), "other": answering("other", other)}
-    promises = {"tuned": promising(2.0), "other": promising(1.0), "elsewhere": promising(3.0)}
-    assert chosen_row(promises, Measurement(rows)) == expected
+    assert chosen_row(Measurement(rows)) == expected

@@ -120,7 +120,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         trial = try_finalists(
             methods.engines, promises, others[:TRIED_ON], experiment.evaluation, bench.stop
         )
-        best = chosen_row(promises, trial)
+        best = chosen_row(trial)
         announce("measuring all trees in turns on the other prompts")
         measurement = measure(
             {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},

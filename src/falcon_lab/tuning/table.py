@@ -112,7 +112,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         "process and in turns.",
         "Accepted: share of the rounds whose true token is the candidate of that rank, the path "
         "before it being right.",
-        f"* is chosen, {results['labels'][found['chosen']]}: what promises most, unless another "
+        f"* is chosen, {results['labels'][found['chosen']]}: the tuned static tree, unless another "
         f"was clearly faster on {limits['source']} ({_trial(found['trial'])}).",
     ]
     if results["experiment"]["evaluation"]["temperature"] > 0:

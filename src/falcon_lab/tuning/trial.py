@@ -42,12 +42,11 @@ def try_finalists(
     return measure({name: engines[name] for name in names}, prompts, config, stop=stop)
 
 
-def chosen_row(promises: Mapping[str, Promise], trial: Measurement) -> str:
-    """The row that promises most, unless others are clearly faster: then the fastest of those."""
-    best = max(trial.rows, key=lambda name: promises[name].rate)
-    found = {name: compare(rows, trial.rows[best]) for name, rows in trial.rows.items()}
+def chosen_row(trial: Measurement) -> str:
+    """The tuned static tree, unless others are clearly faster: then the fastest of those."""
+    found = {name: compare(rows, trial.rows[TUNED]) for name, rows in trial.rows.items()}
     clearly = {name: c.speedup.ratio for name, c in found.items() if c.faster}
-    return max(clearly, key=lambda name: clearly[name], default=best)
+    return max(clearly, key=lambda name: clearly[name], default=TUNED)
 
 
 def rates(trial: Measurement) -> dict[str, float]:
