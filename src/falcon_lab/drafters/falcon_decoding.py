@@ -96,6 +96,7 @@ class Decoding:
         self._index = torch.empty(0, dtype=torch.long)  # 0, 1, 2, …
         self._positions = self._index  # the same, within the host's positions
         self._nothing = torch.empty(1, 0, dtype=torch.bool)
+        self._aligned_table = torch.empty(0, 0, dtype=torch.bool)
 
     def expect(self, rows: int) -> None:
         """Make the cache that large from the start."""
@@ -307,8 +308,9 @@ class Decoding:
         self._reserve(stop + extra)
         positions, index = self._positions[start:stop], self._index[start:stop]
         causal = self._drafter.offsets is not None
-        if extra == 0 and self._aligned and not causal and stop - start <= block:
-            return positions.unsqueeze(0), None
+        if extra == 0 and self._aligned and not causal:
+            mask = self._aligned_mask(stop - start) if stop - start > block else None
+            return positions.unsqueeze(0), mask
         if causal:
             horizon = index
         elif self._aligned:
@@ -322,6 +324,15 @@ class Decoding:
             horizon = torch.cat([horizon, self._index[stop + extra - 1].expand(extra)])
         mask = self._index[start : stop + extra] <= horizon.unsqueeze(1)
         return positions.unsqueeze(0), mask.unsqueeze(0)
+
+    def _aligned_mask(self, rows: int) -> Tensor:
+        """``[1, rows, rows]``, cut out of one table: aligned blocks are counted from the end."""
+        known = self._aligned_table
+        if known.shape[0] < rows:
+            behind = self._index[:rows].flip(0)  # rows from here to the last one
+            horizon = behind.div(self._block, rounding_mode="floor") * self._block
+            known = self._aligned_table = behind >= horizon.unsqueeze(1)
+        return known[-rows:, -rows:].unsqueeze(0)
 
     # --- later passes -----------------------------------------------------------------------
 
@@ -355,6 +366,8 @@ class Decoding:
 
     def _block_positions(self, begin: int, count: int) -> Tensor:
         positions = self._positions[begin : begin + self._block]
+        if self._drafter.offsets is None and count == 1:
+            return positions.unsqueeze(0)
         if self._drafter.offsets is None:
             return positions.repeat(count).unsqueeze(0)
         newest = positions[-1:].expand(self._block)
