@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from falcon_lab.components import Component, Components, Failure
 from falcon_lab.config_errors import ConfigError
 from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext
 
 
 @dataclass
@@ -32,7 +32,8 @@ def component(name: str, distribution: str = "dist-a", **changes: Any) -> Compon
     return Component(name=name, distribution=distribution, **{**facts, **changes})
 
 
-CONTEXT: Any = SimpleNamespace()
+HOST: Any = None
+CONTEXT = BuildContext(HOST, block=3)
 
 
 def test_a_component_is_found_by_its_name_and_by_its_full_name() -> None:
@@ -77,12 +78,12 @@ def test_options_are_checked_completed_and_handed_over_as_the_dataclass() -> Non
     assert node == {"name": "medusa", "heads": 2, "rates": [0.5]}
     config, context = components.build("drafter", node, CONTEXT)
     assert config == Options(2)
-    assert context is CONTEXT
+    assert context == BuildContext(HOST, block=3, components=components)
 
 
 def test_a_component_without_options_is_built_with_none_and_refuses_options() -> None:
     components = Components([component("plain")])
-    assert components.build("drafter", {"name": "plain"}, CONTEXT) == (None, CONTEXT)
+    assert components.build("drafter", {"name": "plain"}, CONTEXT)[0] is None
     with pytest.raises(
         ConfigError, match=r"drafter.heads: unknown key; drafter 'plain' has no opt"
     ):

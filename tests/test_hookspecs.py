@@ -6,7 +6,15 @@ from falcon_lab import hookimpl, hookspecs
 from falcon_lab.hookspecs import PROJECT, Register
 
 HOOKS = {"register_components"}
-KINDS = {"drafter", "schedule", "tree_builder", "acceptance_rule", "controller", "objective"}
+KINDS = {
+    "drafter",
+    "schedule",
+    "tree_builder",
+    "template",
+    "acceptance_rule",
+    "controller",
+    "objective",
+}
 
 
 def public(owner: object) -> dict[str, object]:

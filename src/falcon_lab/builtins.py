@@ -113,8 +113,8 @@ class StaticConfig:
     """A tree drawn by hand."""
 
     template: Any = "auto"
-    """A shipped template's name (``auto`` picks one by k), a mapping from node to child count
-    (a node is its rank digits, "" the root), or a list of rank paths."""
+    """The name of a template, shipped (``auto`` picks one by k) or a plug-in's; a mapping from node
+    to child count (a node is its rank digits, "" the root); or a list of rank paths."""
     proposal: str = "deterministic"
     """At T > 0: the top candidates, or ``sampled`` ones without replacement."""
     max_depth: int | None = None
@@ -195,6 +195,8 @@ def register_components(register: Register) -> None:
     register.tree_builder(
         "optimal", "falcon_lab.trees.optimal:OptimalTree", config=OptimalTreeConfig
     )
+    register.template("vicuna", "falcon_lab.trees.templates:vicuna")
+    register.template("llama", "falcon_lab.trees.templates:llama")
     register.acceptance_rule("auto", "falcon_lab.acceptance.auto:Auto")
     register.acceptance_rule("greedy", "falcon_lab.acceptance.greedy:Greedy")
     register.acceptance_rule("sampling", "falcon_lab.acceptance.sampling:SamplingRule")

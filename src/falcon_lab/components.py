@@ -15,7 +15,15 @@ from falcon_lab.hookspecs import Builder
 if TYPE_CHECKING:
     from falcon_lab.protocols import BuildContext
 
-KINDS = ("drafter", "schedule", "tree_builder", "acceptance_rule", "controller", "objective")
+KINDS = (
+    "drafter",
+    "schedule",
+    "tree_builder",
+    "template",
+    "acceptance_rule",
+    "controller",
+    "objective",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +94,10 @@ class Components:
             for component in self.components
         )
 
+    def names(self, kind: str) -> list[str]:
+        """What is registered of a kind, each name once."""
+        return list(dict.fromkeys(c.name for c in self.components if c.kind == kind))
+
     def check(self, kind: str, node: Mapping[str, Any], key: str) -> dict[str, Any]:
         """A component's YAML node with its defaults filled in.
 
@@ -113,7 +125,7 @@ class Components:
         config = _config_of(component, node, kind)
         build = _builder(component)
         try:
-            return build(config, context)
+            return build(config, dataclasses.replace(context, components=self))
         except ValueError as error:
             raise FalconLabError(f"{kind} {component.full_name}: {error}") from error
 
@@ -149,8 +161,7 @@ class Components:
         name = node.get("name")
         if not isinstance(name, str):
             said = "is missing" if name is None else f"must be a name, not {name!r}"
-            known = ", ".join(c.name for c in self.components if c.kind == kind)
-            raise ConfigError(join(key, "name"), f"{said}; known: {known}")
+            raise ConfigError(join(key, "name"), f"{said}; known: {', '.join(self.names(kind))}")
         return self.find(kind, name, join(key, "name"))
 
     def _unknown(self, kind: str, name: str, of_kind: list[Component]) -> str:

@@ -45,6 +45,13 @@ class Register(Protocol):
     def tree_builder(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """A ``TreeBuilder``."""
 
+    def template(self, name: str, build: Builder, *, config: type | None = None) -> None:
+        """A tree that the builder ``static`` can be told by name.
+
+        Built, it is what a YAML may write out: a mapping from node to child count, or a list of
+        nodes.
+        """
+
     def acceptance_rule(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """An ``AcceptanceRule``."""
 

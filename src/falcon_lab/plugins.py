@@ -107,6 +107,10 @@ class Registrar:
         """Add a tree builder."""
         self._add("tree_builder", name, build, config)
 
+    def template(self, name: str, build: Builder, *, config: type | None = None) -> None:
+        """Add a tree's shape."""
+        self._add("template", name, build, config)
+
     def acceptance_rule(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add an acceptance rule."""
         self._add("acceptance_rule", name, build, config)

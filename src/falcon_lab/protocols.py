@@ -156,6 +156,9 @@ class Drafter(Protocol):
     Attributes:
         block: tokens that one pass predicts, k.
         needs: what it reads of the target: a subset of ``{"features"}``.
+
+    One whose rounds have a limited number of passes says so in ``max_passes``; it is asked for no
+    more, and trees are drawn no deeper.
     """
 
     block: int
@@ -318,6 +321,7 @@ class LabelledRows:
         teacher_logits: ``[R', V]``.
         tokens: ``[R']`` long, the data's next token (-100 where there is none).
         generator: for sampled labels.
+        slot: ``[R']`` long, place in the block, 0..k-1.
     """
 
     student_features: Tensor | None
@@ -326,6 +330,7 @@ class LabelledRows:
     teacher_logits: Tensor
     tokens: Tensor
     generator: torch.Generator
+    slot: Tensor
 
 
 class Objective(Protocol):
@@ -484,6 +489,22 @@ class LengthController(Protocol):
 # --- what builders are given --------------------------------------------------------------------
 
 
+class ComponentBuilder(Protocol):
+    """The registered components, as far as another component may use them."""
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether some plug-in registered ``name``."""
+        ...
+
+    def names(self, kind: str) -> list[str]:
+        """What is registered of a kind."""
+        ...
+
+    def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
+        """The component that a YAML node ``{name: …}`` describes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """Handed to every component's builder beside its configuration.
@@ -491,10 +512,28 @@ class BuildContext:
     Attributes:
         host: the frozen target.
         block: k of the drafter that the component works with (0 while building the drafter).
+        max_passes: passes that this drafter can make a round; None: any number.
+        components: builds a component that is made of others; the registry fills it in.
     """
 
     host: DrafterHost
     block: int = 0
+    max_passes: int | None = None
+    components: ComponentBuilder | None = None
+
+    @classmethod
+    def of(cls, host: DrafterHost, drafter: Drafter) -> BuildContext:
+        """For components that are to work with this drafter."""
+        return cls(host, drafter.block, getattr(drafter, "max_passes", None))
+
+    @property
+    def deepest(self) -> int | None:
+        """Draft tokens on the longest path that a round's passes can reach; None: no limit."""
+        return None if self.max_passes is None else self.max_passes * self.block
+
+    def reach(self, depth: int) -> int:
+        """``depth``, or ``deepest`` where that is less."""
+        return depth if self.deepest is None else min(depth, self.deepest)
 
 
 def is_trainable(drafter: object) -> bool:

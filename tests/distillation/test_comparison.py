@@ -26,13 +26,15 @@ def test_rows_about_one_position_are_neighbours() -> None:
     valid = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1]]).bool()
     features = torch.arange(12.0).view(4, 3, 1)
     zeros = torch.zeros_like(label)
-    prediction = Prediction(features, None, label, label, zeros, zeros)
+    prediction = Prediction(features, None, label, label, label % 3, zeros)
     labels = Labels(valid, label, 100 + label)
     rows = StudentRows.of(prediction, labels, torch.Size([2, 10]))
     assert rows.places.tolist() == [1, 1, 2, 3, 3, 10, 10, 11, 15, 19]
     assert rows.features is not None
     assert torch.equal(rows.features, features[rows.index])
     assert torch.equal(rows.tokens, rows.places % 10 + 100)
+    assert torch.equal(rows.slot, rows.places % 10 % 3)
+    assert torch.equal(torch.cat([part.slot for part in rows.parts(4)]), rows.slot)
     assert [len(part) for part in rows.parts(4)] == [4, 4, 2]
     assert torch.equal(torch.cat([part.places for part in rows.parts(4)]), rows.places)
 

@@ -41,7 +41,7 @@ def _rows(seed: int, *, logits: bool = False) -> StudentRows:
     places = torch.randint(0, 48, (ROWS,), generator=generator).sort().values
     tokens = torch.randint(0, 64, (ROWS,), generator=generator)
     tokens[::5] = -100
-    return StudentRows(features, own, places, tokens, (places, places))
+    return StudentRows(features, own, places, tokens, places % 2, (places, places))
 
 
 def _teacher(size: int) -> Teacher:

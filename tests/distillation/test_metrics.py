@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def _rows(student: torch.Tensor, teacher: torch.Tensor) -> LabelledRows:
     nothing = torch.zeros(student.shape[0], 1)
     tokens = torch.zeros(student.shape[0], dtype=torch.long)
-    return LabelledRows(nothing, student, nothing, teacher, tokens, torch.Generator())
+    return LabelledRows(nothing, student, nothing, teacher, tokens, torch.Generator(), tokens)
 
 
 def _prediction(slot: list[list[int]], group: list[list[int]]) -> Prediction:

@@ -23,7 +23,7 @@ def _rows(count: int = 7, vocabulary: int = 11, hidden: int = 5, seed: int = 0) 
 
     tokens = torch.randint(0, vocabulary, (count,), generator=generator)
     student = draw(hidden), draw(vocabulary)
-    return LabelledRows(*student, draw(hidden), draw(vocabulary), tokens, generator)
+    return LabelledRows(*student, draw(hidden), draw(vocabulary), tokens, generator, tokens)
 
 
 def _with(rows: LabelledRows, **changes: Any) -> LabelledRows:

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.trees import prefix_closed
+from falcon_lab.components import Components
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins import Registrar, load_components
+from falcon_lab.protocols import BuildContext
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.templates import (
@@ -123,9 +126,53 @@ def test_a_cut_tree_is_a_tree_within_the_budget(
 
 def test_resolve_takes_a_name_a_mapping_or_a_list() -> None:
     expected = ((0,), (1,), (0, 0))
-    assert resolve({"": 2, "0": 1}, 2) == expected
-    assert resolve([[0, 0], [0], [1]], 2) == expected
-    assert resolve(["1", "0", "00"], 2) == expected
-    assert resolve("auto", 3) == named("k3-16", 3)
+    assert resolve({"": 2, "0": 1}, context(2)) == expected
+    assert resolve([[0, 0], [0], [1]], context(2)) == expected
+    assert resolve(["1", "0", "00"], context(2)) == expected
+    assert resolve("auto", context(3)) == named("k3-16", 3)
     with pytest.raises(FalconLabError, match="7 is not understood"):
-        resolve(7, 2)
+        resolve(7, context(2))
+
+
+def context(block: int, **options: Any) -> BuildContext:
+    host: Any = None
+    return BuildContext(host, block, **options)
+
+
+def test_a_registered_template_is_called_by_its_name() -> None:
+    def build(config: None, context: BuildContext) -> list[str]:
+        return ["1", "0", *(["00"] if context.block == 2 else [])]
+
+    registrar = Registrar("mine", "1")
+    registrar.template("fork", build)
+    components = Components(registrar.components)
+    assert resolve("fork", context(2, components=components)) == ((0,), (1,), (0, 0))
+    assert resolve("mine/fork", context(1, components=components)) == ((0,), (1,))
+    with pytest.raises(FalconLabError, match="'fork' does not exist"):
+        resolve("fork", context(2))
+
+
+def test_the_registry_hands_itself_to_the_builder_static() -> None:
+    components = load_components()
+    node = {"name": "static", "template": "falcon-lab/vicuna"}
+    built = components.build("tree_builder", node, context(2))
+    assert built.paths == named("vicuna", 2)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        *({"name": "static", "template": name} for name in ("auto", "k3-40", "k3", "vicuna")),
+        {"name": "chain", "depth": 9},
+        {"name": "dynamic", "nodes": 40},
+        {"name": "optimal", "nodes": 40},
+    ],
+    ids=lambda node: node.get("template", node["name"]),
+)
+def test_no_tree_is_deeper_than_what_the_drafter_reaches(node: dict[str, Any]) -> None:
+    build = load_components().build
+    assert build("tree_builder", node, context(3)).max_depth > 3
+    one_pass = build("tree_builder", node, context(3, max_passes=1))
+    assert one_pass.max_depth == 3
+    if node.get("template") == "k3-40":
+        assert one_pass.max_nodes == 41  # drawn for that depth, not cut down to it

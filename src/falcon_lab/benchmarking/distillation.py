@@ -153,7 +153,7 @@ def module_of(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         drafter = components.build("drafter", experiment.drafter, BuildContext(host=target))
-    context = BuildContext(host=target, block=drafter.block)
+    context = BuildContext.of(target, drafter)
     return Distillation(
         target,
         drafter.train(),

@@ -280,7 +280,7 @@ def distillation(experiment: Experiment, target: Target) -> Distillation:
     """What trains the drafter, as the stage makes it."""
     components = load_components()
     drafter = components.build("drafter", experiment.drafter, BuildContext(target))
-    context = BuildContext(target, drafter.block)
+    context = BuildContext.of(target, drafter)
     return Distillation(
         target,
         drafter,

@@ -43,6 +43,7 @@ class StudentRows:
         logits: ``[R', V]`` of a drafter that gives them itself, or None.
         places: ``[R']`` long, ``b·T + t`` of the position that the row predicts, ascending.
         tokens: ``[R']`` long, the data's token after that position.
+        slot: ``[R']`` long, place in the block.
         index: two ``[R']`` long, sequence and row of the prediction.
     """
 
@@ -50,6 +51,7 @@ class StudentRows:
     logits: Tensor | None
     places: Tensor
     tokens: Tensor
+    slot: Tensor
     index: tuple[Tensor, Tensor]
 
     @classmethod
@@ -73,6 +75,7 @@ class StudentRows:
             _chosen(prediction.logits, flat),
             places,
             labels.tokens[sequence, row],
+            prediction.slot[sequence, row],
             (sequence, row),
         )
 
@@ -89,6 +92,7 @@ class StudentRows:
                 logits=None if self.logits is None else self.logits[part],
                 places=self.places[part],
                 tokens=self.tokens[part],
+                slot=self.slot[part],
                 index=(self.index[0][part], self.index[1][part]),
             )
 
@@ -158,4 +162,5 @@ class Teacher:
             self.logits(rows.places),
             rows.tokens,
             generator,
+            rows.slot,
         )

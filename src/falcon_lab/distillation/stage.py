@@ -36,7 +36,7 @@ def train_drafter(current: Run) -> None:
         return
     experiment, components = current.experiment, current.components
     drafter = build_drafter(current)
-    context = BuildContext(host=current.target, block=drafter.block)
+    context = BuildContext.of(current.target, drafter)
     module = Distillation(
         current.target,
         drafter,
@@ -93,7 +93,7 @@ def decode_probe(current: Run, drafter: TrainableDrafter) -> DecodeProbe | None:
     config = experiment.distillation
     if not config.decode_every:
         return None
-    context = BuildContext(host=target, block=drafter.block)
+    context = BuildContext.of(target, drafter)
     build = current.components.build
     engine = SpeculativeEngine(
         target,

@@ -93,7 +93,7 @@ def add_method(
         "acceptance": config.acceptance or experiment.acceptance,
         "controller": config.controller or experiment.controller,
     }
-    context = BuildContext(host=target, block=drafter.block)
+    context = BuildContext.of(target, drafter)
     built = {key: components.build(KINDS[key], nodes[key], context) for key in KINDS}
     methods.engines[name] = SpeculativeEngine(
         target,

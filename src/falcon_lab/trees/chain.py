@@ -18,5 +18,5 @@ class Chain(TemplateTree):
     """
 
     def __init__(self, config: ChainConfig, context: BuildContext) -> None:
-        paths = [(0,) * length for length in range(1, config.depth + 1)]
+        paths = [(0,) * length for length in range(1, context.reach(config.depth) + 1)]
         super().__init__(paths, context.block, cast(Proposal, config.proposal))

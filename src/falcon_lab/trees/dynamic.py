@@ -25,5 +25,9 @@ class DynamicTree(BestFirstTree):
         block = context.block
         depth = default_depth(block) if config.depth is None else config.depth
         super().__init__(
-            block, nodes=config.nodes, depth=depth, beam=config.beam, width=config.width
+            block,
+            nodes=config.nodes,
+            depth=context.reach(depth),
+            beam=config.beam,
+            width=config.width,
         )

@@ -27,4 +27,5 @@ class OptimalTree(BestFirstTree):
         block, passes = context.block, config.passes
         depth = default_depth(block) if passes is None else passes * block
         nodes = config.nodes
-        super().__init__(block, nodes=nodes, depth=depth, beam=nodes, width=nodes)
+        reach = context.reach(depth)
+        super().__init__(block, nodes=nodes, depth=reach, beam=nodes, width=nodes)

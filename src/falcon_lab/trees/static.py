@@ -22,6 +22,7 @@ class StaticTree(TemplateTree):
     """
 
     def __init__(self, config: StaticConfig, context: BuildContext) -> None:
-        paths = resolve(config.template, context.block)
-        paths = cut(paths, context.block, depth=config.max_depth)
+        paths = resolve(config.template, context)
+        depths = [depth for depth in (config.max_depth, context.deepest) if depth is not None]
+        paths = cut(paths, context.block, depth=min(depths, default=None))
         super().__init__(paths, context.block, cast(Proposal, config.proposal))

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext
 from falcon_lab.trees.paths import Path, checked, from_child_counts
 
 VICUNA = """
@@ -125,42 +126,70 @@ def default_depth(block: int) -> int:
     return {1: 4, 2: 6}.get(block, 2 * block)
 
 
+def figure_tree(name: str) -> tuple[Path, ...]:
+    """``vicuna`` or ``llama``, as the paper's figures have them."""
+    entries = (VICUNA if name == "vicuna" else LLAMA).split()
+    return from_child_counts({n: int(c) for n, c in (entry.split(":") for entry in entries)})
+
+
+def vicuna(config: None, context: BuildContext) -> tuple[Path, ...]:
+    """The template of Figure 5."""
+    return figure_tree("vicuna")
+
+
+def llama(config: None, context: BuildContext) -> tuple[Path, ...]:
+    """The template of Figure 6."""
+    return figure_tree("llama")
+
+
 @lru_cache
-def named(name: str, block: int) -> tuple[Path, ...]:
+def named(name: str, block: int, deepest: int | None = None) -> tuple[Path, ...]:
     """A shipped template.
+
+    Args:
+        name: of it.
+        block: k, which ``auto`` goes by.
+        deepest: longest path that a round can draft, which trees drawn to size respect.
 
     Raises:
         FalconLabError: there is none of that name.
     """
+
+    def drawn(k: int, depth: int, nodes: int) -> tuple[Path, ...]:
+        return expected_tree(k, depth if deepest is None else min(depth, deepest), nodes)
+
     if name in ("vicuna", "llama"):
-        entries = (VICUNA if name == "vicuna" else LLAMA).split()
-        return from_child_counts({n: int(c) for n, c in (entry.split(":") for entry in entries)})
+        return figure_tree(name)
     if name in ("k3", "k4"):
-        k = int(name[1])
-        return expected_tree(k, depth=2 * k, nodes=120)
+        return drawn(int(name[1]), 2 * int(name[1]), nodes=120)
     if match := re.fullmatch(r"k([1-9]\d*)-([1-9]\d*)(?:-d([1-9]\d*))?", name):
         k, nodes = int(match[1]), int(match[2])
-        return expected_tree(k, int(match[3] or default_depth(k)), nodes)
+        return drawn(k, int(match[3] or default_depth(k)), nodes)
     if name == "auto":
-        return expected_tree(block, default_depth(block), nodes=16)
+        return drawn(block, default_depth(block), nodes=16)
     raise FalconLabError(
         f"tree template {name!r} does not exist; choose auto, vicuna, llama, k3, k4, a name like "
-        "k2-16 (k = 2, 16 nodes) or k2-16-d4 (of depth 4), or write the tree out"
+        "k2-16 (k = 2, 16 nodes) or k2-16-d4 (of depth 4), one that a plug-in registers "
+        "(falcon-lab plugins), or write the tree out"
     )
 
 
-def resolve(template: Any, block: int) -> tuple[Path, ...]:
+def resolve(template: Any, context: BuildContext) -> tuple[Path, ...]:
     """A template as a configuration holds it -> checked rank paths.
 
     Args:
-        template: a shipped template's name, a mapping from node to child count, or a list of nodes.
-        block: k, which ``auto`` goes by.
+        template: the name of a shipped or a registered template, a mapping from node to child
+            count, or a list of nodes.
+        context: gives k, what the drafter can reach, and the registered templates.
 
     Raises:
         FalconLabError: it is none of these, or the tree has duplicates, gaps or orphans.
     """
     if isinstance(template, str):
-        return named(template, block)
+        known = context.components
+        if known is None or not known.knows("template", template):
+            return named(template, context.block, context.deepest)
+        template = known.build("template", {"name": template}, context)
     if isinstance(template, Mapping):
         return from_child_counts(template)
     if isinstance(template, Sequence):

@@ -116,7 +116,7 @@ class Bench:
     @property
     def context(self) -> BuildContext:
         """For building components."""
-        return BuildContext(host=self.target, block=self.drafter.block)
+        return BuildContext.of(self.target, self.drafter)
 
     def engine(self, builder: TreeBuilder) -> SpeculativeEngine:
         """An engine that always drafts the whole tree."""

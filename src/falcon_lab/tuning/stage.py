@@ -186,7 +186,7 @@ def bench_of(
     row = next(iter(experiment.evaluation.methods.values()))
     drafter, _ = drafter_of(row, target, components, Path())
     drafter = choose_drafter(drafter, experiment.decoding, announce)
-    context = BuildContext(host=target, block=drafter.block)
+    context = BuildContext.of(target, drafter)
     rule = components.build("acceptance_rule", row.acceptance or experiment.acceptance, context)
     return Bench(target, drafter, rule, stop_of(experiment, target), experiment.decoding)
 
