@@ -3,7 +3,7 @@
 A plug-in author reads this file and ``hookspecs.py``.
 
 Shapes: B batch, T tokens, R prediction rows, N tree nodes, F frontier blocks, k block,
-V vocabulary, H hidden, A accepted draft tokens, M committed positions.
+V vocabulary, H hidden, L tapped layers, A accepted draft tokens, M committed positions.
 
 Positions. ``features[t]`` (h_t) is what the target feeds to its LM head after reading token
 x_t, so ``head(h_t)`` predicts x_{t+1}. A drafter reads rows (x_{t+1}, h_t): the token one step
@@ -137,11 +137,14 @@ class Observation:
             ``"features"``.
         remaining: positions of a long prompt that are still to come before the next ``draft``, in
             observations of their own.
+        taps: ``[M, L, H]`` hidden states of the layers that the drafter taps (``TapsLayers``), or
+            None when it taps none.
     """
 
     tokens: Tensor
     features: Tensor | None
     remaining: int = 0
+    taps: Tensor | None = None
 
 
 @runtime_checkable
@@ -178,6 +181,21 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class TapsLayers(Protocol):
+    """What a ``Drafter`` also has that reads hidden states of layers in the middle of the target.
+
+    It is given them with every observation, and in training.
+
+    Attributes:
+        taps: the layers. 0 is what the first decoder layer reads (the embeddings), i what decoder
+            layer i puts out, counted from 1. The last one's output is in ``features``, after the
+            final norm.
+    """
+
+    taps: tuple[int, ...]
+
+
+@runtime_checkable
 class KeepsRows(Protocol):
     """What a ``Drafter`` also has whose memory grows with the sequence.
 
@@ -207,6 +225,8 @@ class DrafterInputs:
         documents: ``[B, T]`` long, document of each row; rows see only their own document.
         positions: ``[B, T]`` long, position of each row in its document, 0-based.
         generator: the source of all randomness of this step (block phases, noise).
+        taps: ``[B, T, L, H]`` hidden states of the layers that the drafter taps (``TapsLayers``),
+            without noise, or None when it taps none.
     """
 
     tokens: Tensor
@@ -214,6 +234,7 @@ class DrafterInputs:
     documents: Tensor
     positions: Tensor
     generator: torch.Generator
+    taps: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

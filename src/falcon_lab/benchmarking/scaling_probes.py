@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation
+from falcon_lab.targets.taps import layers_of
 from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
 
 if TYPE_CHECKING:
@@ -159,10 +160,18 @@ def started(drafter: Any, target: Target, context: int) -> Drafter:
     """A drafter that has read a context."""
     if hasattr(drafter, "eval"):
         drafter.to(target.device).eval()
+    layers = layers_of(drafter)
     features = torch.randn(context, target.hidden_size, device=target.device, dtype=target.dtype)
     tokens = text(context, target)
     drafter.reset(tokens[0])
-    drafter.observe(Observation(tokens, features if "features" in drafter.needs else None))
+    of_each = (len(layers), target.hidden_size)
+    drafter.observe(
+        Observation(
+            tokens,
+            features if "features" in drafter.needs else None,
+            taps=features[:, None].expand(-1, *of_each) if layers else None,
+        )
+    )
     drafter.draft(Frontier.root(target.device))
     found: Drafter = drafter
     return found

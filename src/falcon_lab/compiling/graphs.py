@@ -1,12 +1,13 @@
 """Decoder blocks replayed as CUDA graphs for a fixed number of new rows, over a cache that stays.
 
-Shapes: n new rows, N rows of a graph (n and padding), W columns of a mask, H hidden, V vocabulary.
+Shapes: n new rows, N rows of a graph (n and padding), W columns of a mask, L tapped layers,
+H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRo
 from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.taps import tapped_pass
 
 
 class GraphRows:
@@ -28,6 +30,7 @@ class GraphRows:
         announce: takes one line for the user, if there can be no graphs.
         recorder: captures.
         step: as of ``GraphStorage``.
+        taps: layers whose hidden states are put out too.
 
     Attributes:
         storage: where caches come from.
@@ -42,11 +45,23 @@ class GraphRows:
         recorder: Recorder,
         *,
         step: int = STEP,
+        taps: Sequence[int] = (),
     ) -> None:
         self.storage = GraphStorage(backbone, Attempts(name, recorder, announce), step)
+        self._parts = backbone, head, name, announce, recorder
+        self._step = step
         self._backbone = backbone
         self._head = head
+        self._taps = tuple(taps)
+        self._tapped: dict[tuple[int, ...], Self] = {}
         self._inputs: dict[tuple[int, int], _Inputs] = {}
+
+    def tapped(self, layers: Sequence[int]) -> Self:
+        """Other graphs, with caches of their own, which put out the hidden states of layers too;
+        the same every time."""
+        if (key := tuple(layers)) not in self._tapped:
+            self._tapped[key] = type(self)(*self._parts, step=self._step, taps=key)
+        return self._tapped[key]
 
     def takes(self, new: int, cache: KVCache) -> bool:
         """Whether so many rows are replayed: not for prompts, nor over a cache from elsewhere."""
@@ -54,7 +69,7 @@ class GraphRows:
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Outputs:
         """Append n rows to the cache.
 
         Args:
@@ -65,7 +80,7 @@ class GraphRows:
             cache: the one that ``storage`` has given last, with something in it.
 
         Returns:
-            Hidden states ``[n, H]`` and logits ``[n, V]``.
+            Hidden states ``[n, H]``, logits ``[n, V]`` and, with taps, ``[n, L, H]``.
         """
         new = tokens.shape[0]
         size, older = size_for(new), size_for(0 if mask is None else mask.shape[1] - new)
@@ -79,32 +94,26 @@ class GraphRows:
         inputs.tail.fill(mask, new, cache.length)
 
         def body(rows: StaticRows, seen: Tensor) -> Outputs:
-            hidden = self._backbone(
-                tokens=inputs.tokens[None],
-                positions=inputs.positions[None],
-                mask=seen,
-                cache=rows,
-            )[0]
-            return hidden, self._head(hidden)
+            tokens, positions = inputs.tokens[None], inputs.positions[None]
+            return self._run(tokens=tokens, positions=positions, mask=seen, cache=rows)
 
         outputs = self.storage.replay((size, older), inputs.tail, cache, body)
         if outputs is None:
             return self._plainly(tokens, positions, mask, cache)
         cache.advance(new)
-        hidden, logits = outputs
-        return hidden[:new].clone(), logits[:new].clone()
+        return tuple(output[:new].clone() for output in outputs)
 
     def _plainly(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Outputs:
         """The pass as the modules do it."""
-        hidden = self._backbone(
-            tokens=tokens[None],
-            positions=positions[None],
-            mask=None if mask is None else mask[None],
-            cache=cache,
-        )[0]
-        return hidden, self._head(hidden)
+        seen = None if mask is None else mask[None]
+        return self._run(tokens=tokens[None], positions=positions[None], mask=seen, cache=cache)
+
+    def _run(self, **rows: Any) -> Outputs:
+        """``[1, N]`` rows through the modules; what ``__call__`` returns, N of them."""
+        hidden, *taps = tapped_pass(self._backbone, self._taps, **rows)
+        return hidden[0], self._head(hidden[0]), *(states[0] for states in taps)
 
 
 class _Inputs(NamedTuple):

@@ -1,13 +1,14 @@
 """Decoder blocks compiled for a fixed number of new rows, over the cache of the plain pass.
 
 Shapes: n new rows, N rows of the compiled pass (n and padding), W columns of a mask, S keys (cached
-rows and the N), C capacity, G key/value heads, D head size, H hidden, V vocabulary.
+rows and the N), C capacity, G key/value heads, D head size, L tapped layers, H hidden,
+V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.taps import tapped_pass
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows that a pass is compiled for; a few more rows of nothing cost less than another pass to
@@ -52,6 +54,7 @@ class CompiledRows:
         name: of the pass, for the user.
         announce: takes one line for the user at a time.
         compiler: makes a pass of what is traced.
+        taps: layers whose hidden states are put out too.
     """
 
     def __init__(
@@ -61,14 +64,24 @@ class CompiledRows:
         name: str,
         announce: Announce,
         compiler: PassCompiler = compile_ahead,
+        taps: Sequence[int] = (),
     ) -> None:
         self._compiler = compiler
-        self._traced = Rows(backbone, head)
+        self._parts = backbone, head, name
+        self._traced = Rows(backbone, head, taps)
+        self._tapped: dict[tuple[int, ...], Self] = {}
         self._keys = Keys(backbone)
         self._name = name
         self._announce = announce
         self._passes: dict[tuple[int, int], Compiled] = {}
         self._all = torch.ones(SIZES[-1], SIZES[-1], dtype=torch.bool)
+
+    def tapped(self, layers: Sequence[int]) -> Self:
+        """Other passes, which put out the hidden states of layers too; the same every time."""
+        if (key := tuple(layers)) not in self._tapped:
+            parts = *self._parts, self._announce, self._compiler
+            self._tapped[key] = type(self)(*parts, taps=key)
+        return self._tapped[key]
 
     def takes(self, new: int, cache: KVCache) -> bool:
         """Whether there is a pass for so many rows: not for prompts."""
@@ -83,7 +96,7 @@ class CompiledRows:
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Append n rows to the cache.
 
         Args:
@@ -94,7 +107,7 @@ class CompiledRows:
             cache: of one sequence, with ``SPARE`` rows to spare and something in it.
 
         Returns:
-            Hidden states ``[n, H]`` and logits ``[n, V]``.
+            Hidden states ``[n, H]``, logits ``[n, V]`` and, with taps, ``[n, L, H]``.
         """
         new, size = tokens.shape[0], size_for(tokens.shape[0])
         mask = self._all[:new, :new] if mask is None else mask
@@ -108,9 +121,9 @@ class CompiledRows:
             mask.diagonal()[new:] = True
         keys, values = cache.tensors()
         columns = self._keys.columns(cache.length + size)
-        hidden, logits = self._pass(size)([tokens, positions, mask, columns, *keys, *values])
+        outputs = self._pass(size)([tokens, positions, mask, columns, *keys, *values])
         cache.advance(new)
-        return hidden[:new], logits[:new]
+        return tuple(output[:new] for output in outputs)
 
     def _pass(self, size: int) -> Compiled:
         """The pass of that size, whatever the length of the context and of the cache."""
@@ -123,7 +136,7 @@ class CompiledRows:
                 self._traced,
                 (numbers, numbers.clone(), self._all[:size, :size].clone(), columns, keys, values),
                 ({}, {}, {}, shapes.columns, shapes.rows, shapes.rows),
-                name=f"{self._name}-{size}-rows",
+                name=f"{self._name}{'-tapped' if self._traced.taps else ''}-{size}-rows",
                 announce=self._announce,
             )
         return run
@@ -132,10 +145,13 @@ class CompiledRows:
 class Rows(nn.Module):
     """What is traced: a backbone whose cache is made of the inputs."""
 
-    def __init__(self, backbone: Backbone, head: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, backbone: Backbone, head: Callable[[Tensor], Tensor], taps: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.taps = tuple(taps)
 
     def forward(
         self,
@@ -145,13 +161,12 @@ class Rows(nn.Module):
         columns: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """``columns``: ``[S]``, 0, 1, 2, …: its length tells how many keys there are."""
         cache = Slices(keys, values, columns, tokens.shape[0])
-        hidden = self.backbone(
-            tokens=tokens[None], positions=positions[None], mask=mask[None], cache=cache
-        )[0]
-        return hidden, self.head(hidden)
+        rows = {"tokens": tokens[None], "positions": positions[None], "mask": mask[None]}
+        hidden, *taps = tapped_pass(self.backbone, self.taps, **rows, cache=cache)
+        return hidden[0], self.head(hidden[0]), *(states[0] for states in taps)
 
 
 class Slices(Cache):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from falcon_lab.data.datamodule import FalconDataModule
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext
+from falcon_lab.targets.taps import NOT_STORED, layers_of
 
 if TYPE_CHECKING:
     from falcon_lab.run import Run
@@ -15,6 +18,8 @@ def prepare_data(current: Run) -> FalconDataModule:
     data = FalconDataModule.for_target(current.experiment.data, current.target)
     if current.training_done:
         return data  # nothing will be read of it
+    if current.experiment.data.feature_store is not None:
+        refuse_taps(current)
     rows = data.train_rows
     tokens = round(len(rows) * rows.length * rows.filled)
     current.announce(
@@ -23,3 +28,14 @@ def prepare_data(current: Run) -> FalconDataModule:
     )
     data.build_features(current.target, current.announce)
     return data
+
+
+def refuse_taps(current: Run) -> None:
+    """A feature store is of no use to a drafter that taps layers: say so before it is filled.
+
+    Raises:
+        FalconLabError: the experiment's drafter taps layers.
+    """
+    context = BuildContext(host=current.target)
+    if layers_of(current.components.build("drafter", current.experiment.drafter, context)):
+        raise FalconLabError(NOT_STORED)

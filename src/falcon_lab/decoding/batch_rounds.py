@@ -18,10 +18,10 @@ from falcon_lab.decoding.batch_rows import Row, share_out
 from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.engine import at_most
 from falcon_lab.decoding.generation import Round
+from falcon_lab.decoding.observing import observation
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.protocols import (
     Frontier,
-    Observation,
     RoundContext,
     RoundOutcome,
 )
@@ -101,7 +101,7 @@ class SpeculativeRounds:
         self._builders = copies_of(engine.tree_builder, count)
         self._rules = copies_of(engine.rule, count)
         self._controllers = copies_of(engine.controller, count)
-        self._needs_features = "features" in engine.drafter.needs
+        self._drafter = engine.drafter
         self._drafts = sequences_of(engine.drafter, count, positions, engine.tree_builder)
 
     def admit(self, place: int, row: Row, cache: KVCache) -> None:
@@ -118,7 +118,7 @@ class SpeculativeRounds:
             if not left:
                 row.root = self._sampling.draw(output.logits[-1], row.generator)
                 known = torch.cat((known, row.root[None]))
-            self._observe(place, known, output.features, left)
+            self._drafts.observe(place, observation(self._drafter, known, output, remaining=left))
 
     def move(self, source: int, goal: int) -> None:
         """A row goes to another place, and its components with it."""
@@ -147,10 +147,11 @@ class SpeculativeRounds:
         clock.lap("accept")
 
         cache.keep([one.path for one in accepted])
-        features = output.features.split(counts)
+        outputs = output.split(counts)
         for place, (row, one, tree) in enumerate(zip(rows, accepted, trees, strict=True)):
             row.root = one.tokens[-1]
-            self._observe(place, one.tokens, features[place].index_select(0, one.nodes))
+            seen = observation(self._drafter, one.tokens, outputs[place], one.nodes)
+            self._drafts.observe(place, seen)
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(one.path) - 1)
             self._controllers[place].update(outcome)
             added = len(kept[place])
@@ -179,10 +180,6 @@ class SpeculativeRounds:
                 ):
                     frontiers[place] = further
         return [self._builders[place].finish() for place in range(len(rows))], passes
-
-    def _observe(self, place: int, tokens: Tensor, features: Tensor, remaining: int = 0) -> None:
-        seen = Observation(tokens, features if self._needs_features else None, remaining)
-        self._drafts.observe(place, seen)
 
 
 def _swap(parts: list[Any], source: int, goal: int) -> None:

@@ -15,6 +15,7 @@ from falcon_lab.decoding.accepting import accept
 from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.memory import check_kv_memory
+from falcon_lab.decoding.observing import observation
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.protocols import (
@@ -23,12 +24,12 @@ from falcon_lab.protocols import (
     Drafter,
     KeepsRows,
     LengthController,
-    Observation,
     RoundContext,
     RoundOutcome,
     TreeBuilder,
 )
 from falcon_lab.schema import DecodingConfig
+from falcon_lab.targets.taps import tapped_for
 from falcon_lab.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class SpeculativeEngine:
     """A target, and the four components that make it faster.
 
     Args:
-        target: the frozen model.
+        target: the frozen model; the engine's own is tapped where the drafter asks for it.
         drafter: proposes tokens.
         tree_builder: grows a tree of them.
         rule: accepts a path of the tree.
@@ -58,7 +59,7 @@ class SpeculativeEngine:
         *,
         decoding: DecodingConfig | None = None,
     ) -> None:
-        self.target = target
+        self.target = tapped_for(target, drafter)
         self.drafter = drafter
         self.tree_builder = tree_builder
         self.rule = rule
@@ -104,7 +105,7 @@ class SpeculativeEngine:
         output = self._prefill(prompt, cache)
         root = sampling.draw(output.logits[-1], generator)
         unobserved = prompt[len(prompt) - len(output.features) + 1 :]
-        self._observe(torch.cat((unobserved, root[None])), output.features)
+        self._observe(torch.cat((unobserved, root[None])), output)
         kept = transcript.extend([int(root)])
         if on_round is not None:
             on_round(kept, 0, None, None)
@@ -125,7 +126,7 @@ class SpeculativeEngine:
             clock.lap("accept")
 
             cache.commit(start, accepted.path, last=added.last)
-            self._observe(added.tokens, output.features.index_select(0, accepted.path))
+            self._observe(added.tokens, output, accepted.path)
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(added.listed) - 1)
             self.controller.update(outcome)
             clock.lap("commit")
@@ -168,7 +169,7 @@ class SpeculativeEngine:
             first, left = len(prompt) - left, left - len(output.features)
             if left:
                 known = prompt[first + 1 : len(prompt) - left + 1]
-                self._observe(known, output.features, remaining=left)
+                self._observe(known, output, remaining=left)
         return output
 
     def _draft(self, context: RoundContext) -> tuple[TokenTree, int]:
@@ -183,9 +184,16 @@ class SpeculativeEngine:
                 break
         return self.tree_builder.finish(), passes
 
-    def _observe(self, tokens: Tensor, features: Tensor, remaining: int = 0) -> None:
-        needed = "features" in self.drafter.needs
-        self.drafter.observe(Observation(tokens, features if needed else None, remaining))
+    def _observe(
+        self,
+        tokens: Tensor,
+        output: TargetOutput,
+        path: Tensor | None = None,
+        *,
+        remaining: int = 0,
+    ) -> None:
+        seen = observation(self.drafter, tokens, output, path, remaining=remaining)
+        self.drafter.observe(seen)
 
 
 def at_most(budget: Budget, *, depth: int) -> Budget:

@@ -4,7 +4,7 @@ Logits are the largest tensors of a step, T times V of them where everything els
 they are made for as many rows as ``distillation.logits_mib`` has room for, looked at, and let go.
 
 Shapes: B sequences, T tokens of one, P positions with a label, R prediction rows, R' rows that
-count, n rows of a part, H hidden, V vocabulary.
+count, n rows of a part, L tapped layers, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -109,10 +109,19 @@ class Teacher:
         batch: what it has read.
         features: ``[B, T, H]``, what it made of it.
         rows: of logits at once.
+        taps: ``[B, T, L, H]`` of a target that is tapped.
     """
 
-    def __init__(self, target: Target, batch: Batch, features: Tensor, rows: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        batch: Batch,
+        features: Tensor,
+        rows: int,
+        taps: Tensor | None = None,
+    ) -> None:
         self.target, self.batch, self.features, self.rows = target, batch, features, rows
+        self.taps = taps
         self._flat = features.flatten(0, 1)
         self._kept: Tensor | None = None  # [P, V], where all of them fit
         self._number: Tensor | None = None  # [B * T], place -> row of them

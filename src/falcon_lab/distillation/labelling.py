@@ -1,6 +1,6 @@
 """Which prediction rows count, and what they should have predicted.
 
-Shapes: B batch, T tokens, R prediction rows, H hidden.
+Shapes: B batch, T tokens, R prediction rows, L tapped layers, H hidden.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from falcon_lab.protocols import DrafterInputs, Prediction
 
 
 def drafter_inputs(
-    batch: Batch, features: Tensor, noise: float, generators: tuple[torch.Generator, ...]
+    batch: Batch,
+    features: Tensor,
+    noise: float,
+    generators: tuple[torch.Generator, ...],
+    taps: Tensor | None = None,
 ) -> DrafterInputs:
     """The rows (x_{t+1}, h_t) of a batch: one fewer than it has tokens.
 
@@ -24,6 +28,7 @@ def drafter_inputs(
         features: ``[B, T, H]`` of the target.
         noise: features get uniform noise in (-noise, noise).
         generators: of the noise, and the one that the drafter is given.
+        taps: ``[B', T, L, H]`` of the target, where B' sequences are B once or several times over.
     """
     of_noise, of_drafter = generators
     seen = features[:, :-1]
@@ -36,6 +41,7 @@ def drafter_inputs(
         documents=batch.documents[:, :-1],
         positions=batch.positions[:, :-1],
         generator=of_drafter,
+        taps=None if taps is None else taps[:, :-1].repeat(len(seen) // len(taps), 1, 1, 1),
     )
 
 

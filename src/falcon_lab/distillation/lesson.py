@@ -32,6 +32,7 @@ from falcon_lab.distillation.labelling import (
 from falcon_lab.distillation.losses import RowLoss
 from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
 from falcon_lab.distillation.timing import StepClock
+from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
     DrafterInputs,
     GlanceRows,
@@ -42,6 +43,7 @@ from falcon_lab.protocols import (
     Reveal,
 )
 from falcon_lab.schema import DistillationConfig
+from falcon_lab.targets.taps import NOT_STORED
 
 if TYPE_CHECKING:
     from falcon_lab.targets.target import Target
@@ -81,7 +83,7 @@ class Lesson:
         teacher = self._teach()
         self.clock.lap("teacher")
         batch, features = repeated(self.batch, teacher.features, self.config.repeats)
-        inputs = self._inputs(batch, features, self.config.noise)
+        inputs = self._inputs(batch, features, teacher.taps, self.config.noise)
         labels: Labels | None = None
         reveal: Reveal | None = None
         if ratio > 0 or self.config.own_features > 0:
@@ -89,9 +91,8 @@ class Lesson:
                 first = self._study(inputs)
                 labels = label_rows(batch, first)
                 if self.config.own_features:
-                    inputs = self._inputs(
-                        batch, self._mix(features, first, labels), self.config.noise
-                    )
+                    mixed = self._mix(features, first, labels)
+                    inputs = self._inputs(batch, mixed, teacher.taps, self.config.noise)
                 if ratio > 0:
                     reveal = self._glance(teacher, first, labels, ratio)
             self.clock.lap("glance")
@@ -112,7 +113,7 @@ class Lesson:
             tally: of the validation.
         """
         teacher = self._teach()
-        inputs = self._inputs(self.batch, teacher.features, 0.0)
+        inputs = self._inputs(self.batch, teacher.features, teacher.taps, 0.0)
         prediction = self.drafter(replace(inputs, generator=generator_for("validation", number)))
         labels = label_rows(self.batch, prediction)
         rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
@@ -132,19 +133,31 @@ class Lesson:
 
     def _teach(self) -> Teacher:
         """The teacher pass, in the target's own precision; or features from the store."""
-        batch, features = self.batch, self.batch.features
+        batch, features, taps = self.batch, self.batch.features, None
         if features is None:
-            with torch.inference_mode(), torch.autocast(batch.tokens.device.type, enabled=False):
-                features = self.target.teacher(batch.tokens, batch.documents, batch.positions)
-            features = features.clone()  # autograd saves no tensor of inference mode
+            features, taps = self._read(batch)
+        elif self.target.taps:
+            raise FalconLabError(NOT_STORED)
         rows = rows_at_once(self.target.vocab_size, self.config.logits_mib)
-        return Teacher(self.target, batch, features, rows)
+        return Teacher(self.target, batch, features, rows, taps)
+
+    def _read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        packed = batch.tokens, batch.documents, batch.positions
+        with torch.inference_mode(), torch.autocast(batch.tokens.device.type, enabled=False):
+            if self.target.taps:
+                features, taps = self.target.tapped_teacher(*packed)
+            else:
+                features, taps = self.target.teacher(*packed), None
+        # Autograd saves no tensor of inference mode.
+        return features.clone(), None if taps is None else taps.clone()
 
     # --- the student ------------------------------------------------------------------------
 
-    def _inputs(self, batch: Batch, features: Tensor, noise: float) -> DrafterInputs:
+    def _inputs(
+        self, batch: Batch, features: Tensor, taps: Tensor | None, noise: float
+    ) -> DrafterInputs:
         generators = (self._generator("noise"), self._generator("drafter"))
-        return drafter_inputs(batch, features, noise, generators)
+        return drafter_inputs(batch, features, noise, generators, taps)
 
     def _study(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
         inputs = replace(inputs, generator=self._generator("drafter"))

@@ -24,6 +24,7 @@ from falcon_lab.distillation.timing import StepClock
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import GlancingSchedule, Objective, TrainableDrafter
 from falcon_lab.schema import DistillationConfig
+from falcon_lab.targets.taps import tapped_for
 
 if TYPE_CHECKING:
     from falcon_lab.targets.target import Target
@@ -60,7 +61,7 @@ class Distillation(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(dict(hyperparameters or {}), logger=False)
-        self.target = target
+        self.target = tapped_for(target, drafter)
         self.drafter: Any = drafter
         self.objective = objective
         self.schedule = schedule

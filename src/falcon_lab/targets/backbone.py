@@ -25,6 +25,7 @@ from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.kv_layout import KVLayout
 from falcon_lab.targets.lean import LeanLayers
 from falcon_lab.targets.masks import for_attention, windowed
+from falcon_lab.targets.taps import Taps
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -117,6 +118,7 @@ class Backbone(nn.Module):
         embeddings: Tensor | None = None,
         cache: KVCache | None = None,
         causal: bool = False,
+        taps: Taps | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, as the LM head reads them.
 
@@ -130,6 +132,7 @@ class Backbone(nn.Module):
             cache: earlier rows, to which the new ones are appended.
             causal: ``mask`` is ``[1, T, T]`` and a text's own, which some kernels know by
                 themselves.
+            taps: takes the hidden states of layers on the way.
 
         Returns:
             ``[B, T, H]``.
@@ -147,7 +150,7 @@ class Backbone(nn.Module):
         if lean is not None and cache is not None:
             rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
             attend = None if backend is None or masks is None else partial(backend, causal=causal)
-            return lean(rows, positions, masks, cache, attend)
+            return lean(rows, positions, masks, cache, attend, taps)
         output = self.base(
             input_ids=tokens,
             inputs_embeds=embeddings,
@@ -156,7 +159,10 @@ class Backbone(nn.Module):
             past_key_values=cache,
             use_cache=cache is not None,
             **({"causal": True} if causal and backend is not None else {}),
+            **({} if taps is None else {"output_hidden_states": True}),
         )
+        if taps is not None:
+            taps.see_all(output.hidden_states, self.config.num_hidden_layers)
         hidden: Tensor = output.last_hidden_state
         return hidden
 

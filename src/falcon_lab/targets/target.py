@@ -1,7 +1,7 @@
 """The frozen target: a Hugging Face causal LM that trains drafters and verifies trees.
 
 Shapes: B batch, T tokens, P prompt tokens, N tree nodes (the root counted), n new rows,
-S keys (cached rows and the new ones), H hidden, V vocabulary.
+S keys (cached rows and the new ones), L tapped layers, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from falcon_lab.targets.fingerprint import fingerprint
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.masks import causal_mask, packed_mask
 from falcon_lab.targets.sending import send
+from falcon_lab.targets.taps import checked_layers, tapped_pass
 from falcon_lab.trees.token_tree import TokenTree
 
 
@@ -37,10 +38,19 @@ class TargetOutput:
     Attributes:
         logits: ``[n, V]``; after a prefill ``[1, V]``, the last position's alone.
         features: ``[n, H]``, what the LM head reads.
+        taps: ``[n, L, H]`` of a target that is ``tapped``, or None.
     """
 
     logits: Tensor
     features: Tensor
+    taps: Tensor | None = None
+
+    def split(self, counts: Sequence[int]) -> list[TargetOutput]:
+        """Rows of the same number each for logits, features and taps, ``counts`` of them."""
+        sizes = list(counts)
+        taps = [None] * len(sizes) if self.taps is None else self.taps.split(sizes)
+        parts = zip(self.logits.split(sizes), self.features.split(sizes), taps, strict=True)
+        return [TargetOutput(*part) for part in parts]
 
 
 class Target:
@@ -59,7 +69,10 @@ class Target:
         max_positions: positions that the model was made for.
         eos_ids: tokens that end an answer.
         backbone: the model without its LM head.
+        taps: layers whose hidden states stand beside the features (``targets/taps.py``).
     """
+
+    taps: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -156,7 +169,23 @@ class Target:
         Returns:
             ``[B, T, H]``, without gradient.
         """
-        return self.backbone(tokens=tokens, positions=positions, mask=packed_mask(documents))
+        return self._teach(tokens, documents, positions)[0]
+
+    @torch.no_grad()
+    def tapped_teacher(
+        self, tokens: Tensor, documents: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As ``teacher``: features, and what is tapped, ``[B, T, L, H]``, of the same pass."""
+        features, taps = self._teach(tokens, documents, positions)
+        return features, taps
+
+    def _teach(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        mask = packed_mask(documents)
+        return self._run(tokens=tokens, positions=positions, mask=mask)
+
+    def _run(self, **rows: Any) -> tuple[Tensor, ...]:
+        """Features ``[B, T, H]`` and, of a target that is tapped, ``[B, T, L, H]``."""
+        return tapped_pass(self.backbone, self.taps, **rows)
 
     def prefill(
         self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
@@ -165,7 +194,12 @@ class Target:
         parts = list(self.read(tokens, cache, chunk=chunk))
         if len(parts) == 1:
             return parts[0]
-        return TargetOutput(parts[-1].logits, torch.cat([part.features for part in parts]))
+        taps = [part.taps for part in parts if part.taps is not None]
+        return TargetOutput(
+            parts[-1].logits,
+            torch.cat([part.features for part in parts]),
+            torch.cat(taps) if taps else None,
+        )
 
     @torch.no_grad()
     def read(
@@ -181,14 +215,30 @@ class Target:
         self._range(cache.length, tokens.shape[0])  # all of them fit, or none is read
         for part in tokens.split(chunk):
             start, new = cache.length, part.shape[0]
-            hidden = self.backbone(
+            hidden, *taps = self._run(
                 tokens=part[None],
                 positions=self._range(start, new),
                 mask=causal_mask(new, 0, tokens.device) if new > 1 else None,
                 cache=cache,
                 causal=new > 1,
-            )[0]
-            yield TargetOutput(self.head(hidden[-1:]), hidden)
+            )
+            yield TargetOutput(self.head(hidden[0, -1:]), hidden[0], *(rows[0] for rows in taps))
+
+    def tapped(self, layers: Sequence[int]) -> Self:
+        """The same model where it is, whose outputs carry hidden states of some layers too.
+
+        Args:
+            layers: 0 is what the first decoder layer reads, i what layer i puts out, counted from
+                1; the last one's output are the features.
+
+        Raises:
+            FalconLabError: there is no such layer.
+        """
+        other = copy.copy(self)
+        other.taps = checked_layers(layers, self.config.num_hidden_layers)
+        if other._compiled is not None and other.taps != self.taps:
+            other._compiled = other._compiled.tapped(other.taps)
+        return other
 
     def compiled(
         self,
@@ -207,9 +257,11 @@ class Target:
         """
         other = copy.copy(self)
         if (recorder := recorder or recorder_for(self.device)) is not None:
-            other._compiled = GraphRows(self.backbone, self.head, "target", announce, recorder)
+            graphs = GraphRows(self.backbone, self.head, "target", announce, recorder)
+            other._compiled = graphs.tapped(self.taps) if self.taps else graphs
             return other
-        other._compiled = CompiledRows(self.backbone, self.head, "target", announce, compiler)
+        rows = CompiledRows(self.backbone, self.head, "target", announce, compiler)
+        other._compiled = rows.tapped(self.taps) if self.taps else rows
         other._spare = SPARE
         return other
 
@@ -235,10 +287,8 @@ class Target:
         if self._compiled is not None and self._compiled.takes(1, cache):
             positions = self._range(cache.length, 1)[0]
             return self._through(self._compiled, token.view(1), positions, None, cache)
-        hidden = self.backbone(
-            tokens=token.view(1, 1), positions=self._range(cache.length, 1), mask=None, cache=cache
-        )[0]
-        return TargetOutput(self.head(hidden), hidden)
+        positions = self._range(cache.length, 1)
+        return self._read(tokens=token.view(1, 1), positions=positions, mask=None, cache=cache)
 
     @torch.no_grad()
     def verify(self, tree: TokenTree, cache: KVCache) -> TargetOutput:
@@ -255,13 +305,17 @@ class Target:
         if self._compiled is not None and self._compiled.takes(nodes, cache):
             positions = tree.depth + start
             return self._through(self._compiled, tree.tokens, positions, tree.ancestors, cache)
-        hidden = self.backbone(
+        return self._read(
             tokens=tree.tokens[None],
             positions=(tree.depth + start)[None],
             mask=tree.ancestors[None],
             cache=cache,
-        )[0]
-        return TargetOutput(self.head(hidden), hidden)
+        )
+
+    def _read(self, **rows: Any) -> TargetOutput:
+        """``[1, n]`` rows through the modules."""
+        hidden, *taps = self._run(**rows)
+        return TargetOutput(self.head(hidden[0]), hidden[0], *(states[0] for states in taps))
 
     @staticmethod
     def _through(
@@ -271,8 +325,8 @@ class Target:
         mask: Tensor | None,
         cache: KVCache,
     ) -> TargetOutput:
-        hidden, logits = compiled(tokens, positions, mask, cache)
-        return TargetOutput(logits, hidden)
+        hidden, logits, *taps = compiled(tokens, positions, mask, cache)
+        return TargetOutput(logits, hidden, *taps)
 
     # --- several sequences at once ----------------------------------------------------------
 
@@ -297,20 +351,22 @@ class Target:
         starts = cache.lengths
         self._range(max(starts), 1)
         cache.begin()
-        hidden = self.backbone(
+        hidden, *taps = self._run(
             tokens=tokens[:, None],
             positions=send(starts, tokens.device)[:, None],
             mask=batch_step_mask(starts, tokens.device),
             cache=cache,
-        )[:, 0]
-        return TargetOutput(self.head(hidden), hidden)
+        )
+        features = hidden[:, 0]
+        return TargetOutput(self.head(features), features, *(states[:, 0] for states in taps))
 
     @torch.no_grad()
     def verify_batch(self, trees: Sequence[TokenTree], cache: BatchCache) -> TargetOutput:
         """Read a tree in every row in use, in one pass; the output's rows are their nodes.
 
         Returns:
-            Node after node, tree after tree: ``[Σn, V]`` logits and ``[Σn, H]`` features.
+            Node after node, tree after tree: ``[Σn, V]`` logits, ``[Σn, H]`` features, and
+            ``[Σn, L, H]`` where it is tapped.
         """
         starts = cache.lengths
         if all(tree.nodes == 1 for tree in trees):
@@ -320,14 +376,14 @@ class Target:
             for start, tree in zip(starts, trees, strict=True):
                 self._range(start, tree.max_depth + 1)
         cache.begin()
-        hidden = self.backbone(
+        hidden, *taps = self._run(
             tokens=padded.tokens,
             positions=padded.depth + send(starts, padded.depth.device)[:, None],
             mask=batch_tree_mask(padded.ancestors, starts),
             cache=cache,
         )
         features = padded.real(hidden)
-        return TargetOutput(self.head(features), features)
+        return TargetOutput(self.head(features), features, *map(padded.real, taps))
 
     def _range(self, start: int, new: int) -> Tensor:
         """Positions start, start + 1, …: a slice of a tensor that is made once."""

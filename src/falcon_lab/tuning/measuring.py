@@ -27,7 +27,7 @@ from falcon_lab.decoding.generation import Generation, Round
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation, TreeBuilder
+from falcon_lab.protocols import BuildContext, Drafter, Frontier, TreeBuilder
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import TemplateTree
@@ -187,7 +187,8 @@ def middle(text: Text) -> Text:
     start = text.prompt + text.answer // 2
     limit = min(TOKENS, text.tokens.shape[0] - start)
     stop = start + limit
-    return Text(text.tokens[:stop], text.features[: stop - 1], start, limit)
+    taps = None if text.taps is None else text.taps[: stop - 1]
+    return Text(text.tokens[:stop], text.features[: stop - 1], start, limit, taps)
 
 
 def sample_of(bench: Bench, text: Text, builder: TreeBuilder) -> Sample | None:
@@ -230,9 +231,7 @@ def measure_asking(bench: Bench, text: Text) -> float:
     """Median seconds of the ``confidence`` controller's look at a pass."""
     with torch.inference_mode():
         bench.drafter.reset(text.tokens[0])
-        needed = "features" in bench.drafter.needs
-        features = text.features if needed else None
-        bench.drafter.observe(Observation(text.tokens[1:], features))
+        bench.drafter.observe(text.observed(bench.drafter, 0, len(text.tokens) - 1))
         output = bench.drafter.draft(Frontier.root(text.tokens.device))
         if not output.logits.shape[1]:
             return 0.0

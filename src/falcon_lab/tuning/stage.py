@@ -30,6 +30,7 @@ from falcon_lab.reporting import provenance
 from falcon_lab.reporting.results import build_results
 from falcon_lab.schema import Experiment
 from falcon_lab.targets.builtin import ensure_target
+from falcon_lab.targets.taps import tapped_for
 from falcon_lab.trees.paths import path_name
 from falcon_lab.trees.templates import named
 from falcon_lab.tuning.acceptance import table
@@ -101,7 +102,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
         announce(f"the target answers {len(others)} prompts of {limits.source}")
         texts = write_texts(
-            target,
+            bench.target,
             [prompt.tokens([]) for prompt in others],
             experiment.evaluation.max_new_tokens,
             bench.stop,
@@ -188,6 +189,7 @@ def bench_of(
     drafter = choose_drafter(drafter, experiment.decoding, announce)
     context = BuildContext.of(target, drafter)
     rule = components.build("acceptance_rule", row.acceptance or experiment.acceptance, context)
+    target = tapped_for(target, drafter)
     return Bench(target, drafter, rule, stop_of(experiment, target), experiment.decoding)
 
 

@@ -3,7 +3,8 @@
 The target's own text is all that decides what a greedy round accepts. Once it is known, a round of
 any tree is replayed with the drafter's passes and without the target's.
 
-Shapes: P prompt tokens, A answer tokens, T = P + A, H hidden, F frontier blocks, k block.
+Shapes: P prompt tokens, A answer tokens, T = P + A, L tapped layers, H hidden, F frontier blocks,
+k block.
 """
 
 from __future__ import annotations
@@ -44,12 +45,22 @@ class Text:
         features: ``[T - 1, H]`` of all but the last token.
         prompt: P.
         limit: most tokens that the answer could have had; A when it was not ended.
+        taps: ``[T - 1, L, H]`` of a target that is tapped, or None.
     """
 
     tokens: Tensor
     features: Tensor
     prompt: int
     limit: int
+    taps: Tensor | None = None
+
+    def observed(self, drafter: Drafter, start: int, stop: int) -> Observation:
+        """Positions ``start`` to ``stop``, as the drafter would be told of them."""
+        return Observation(
+            self.tokens[start + 1 : stop + 1],
+            self.features[start:stop] if "features" in drafter.needs else None,
+            taps=None if self.taps is None else self.taps[start:stop],
+        )
 
     @property
     def answer(self) -> int:
@@ -81,10 +92,9 @@ def write_texts(
         ).tokens
         tokens = torch.cat((prompt, torch.tensor(answer, device=prompt.device)))
         cache = target.new_cache(len(tokens))
-        read = target.read(tokens[:-1], cache, chunk=decoding.prefill_chunk)
-        features = torch.cat([part.features for part in read])
+        output = target.prefill(tokens[:-1], cache, chunk=decoding.prefill_chunk)
         limit = min(max_new_tokens, target.max_positions - len(prompt))
-        texts.append(Text(tokens, features, len(prompt), limit))
+        texts.append(Text(tokens, output.features, len(prompt), limit, output.taps))
     return texts
 
 
@@ -129,10 +139,8 @@ class Reader:
 
     def advance(self, count: int) -> None:
         """Tell the drafter of the next tokens."""
-        text, start, stop = self.text, self.at, self.at + count
-        needed = "features" in self.drafter.needs
-        features = text.features[start:stop] if needed else None
-        self.drafter.observe(Observation(text.tokens[start + 1 : stop + 1], features))
+        stop = self.at + count
+        self.drafter.observe(self.text.observed(self.drafter, self.at, stop))
         self.at = stop
 
 

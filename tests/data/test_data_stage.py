@@ -1,0 +1,33 @@
+"""The data stage of a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from falcon_lab.components import Component, Components
+from falcon_lab.data.stage import prepare_data
+from falcon_lab.errors import FalconLabError
+from falcon_lab.schema import DataConfig, Experiment
+from tiny_models import tiny_target
+
+
+def test_a_store_that_is_of_no_use_to_the_drafter_is_refused_before_it_is_filled(
+    tmp_path: Any,
+) -> None:
+    def build(config: Any, context: Any) -> Any:
+        return SimpleNamespace(taps=(1,), block=1)
+
+    experiment = Experiment(drafter={"name": "mine"})
+    experiment.data = DataConfig(corpus="gone", feature_store=str(tmp_path / "store"))
+    current: Any = SimpleNamespace(
+        experiment=experiment,
+        target=tiny_target(),
+        training_done=False,
+        components=Components([Component("drafter", "mine", build, None, "mine", "1")]),
+    )
+    with pytest.raises(FalconLabError, match=r"data\.feature_store=null"):
+        prepare_data(current)
+    assert not (tmp_path / "store").exists()
