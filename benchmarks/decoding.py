@@ -1,9 +1,10 @@
 """Decoding on this machine, as the main job measures it, against Hugging Face's ways.
 
-    python benchmarks/decoding.py [DRAFTER] [KEY=VALUE]...
+    python benchmarks/decoding.py [DRAFTER] [TREE.yaml]... [KEY=VALUE]...
 
-DRAFTER is a saved drafter's folder (``runs/csgd/drafter``). The tables are printed; the results,
-without the answers' texts and tokens, go to ``benchmarks/results/DATE-decoding-DEVICE.json``.
+DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); a tree that ``falcon-lab tune`` wrote is
+measured beside the others. The tables are printed; the results, without the answers' texts and
+tokens, go to ``benchmarks/results/DATE-decoding-DEVICE.json``.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.commands.settings import bench_experiment
     from falcon_lab.reporting.results import write_results
 
-    drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
     overrides = [word for word in arguments if "=" in word]
-    experiment = bench_experiment(drafter, TREES, [*SETTINGS, *overrides])
+    trees = [word for word in arguments if word.endswith(".yaml") and "=" not in word]
+    folders = [word for word in arguments if word not in (*overrides, *trees)]
+    drafter = Path(folders[0] if folders else DRAFTER)
+    experiment = bench_experiment(drafter, [*TREES, *trees], [*SETTINGS, *overrides])
     results = bench_decoding(
         experiment, list(METHODS), announce=lambda line: print(line, file=sys.stderr)
     )

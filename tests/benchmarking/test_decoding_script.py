@@ -34,12 +34,14 @@ def test_the_script_writes_figures_and_no_answers(
     monkeypatch.setitem(machine.SIDE, "cpu", 128)
     drafter = save_models(tmp_path) / "drafter"
     small = [PROMPTS, "evaluation.max_new_tokens=8", "evaluation.repeats=1"]
-    path = script.main([str(drafter), *small], tmp_path / "results")
+    tuned = tmp_path / "tuned.yaml"
+    tuned.write_text("tree: {name: chain, depth: 2}\n", encoding="utf-8")
+    path = script.main([str(drafter), str(tuned), *small], tmp_path / "results")
     assert path.name.endswith("-decoding-cpu.json")
     results = json.loads(path.read_text(encoding="utf-8"))
-    assert {"plain", "HF generate", "chain depth=8", "static template=k2-10-d8"} <= set(
-        results["methods"]
-    )
+    measured = set(results["methods"])
+    assert {"plain", "HF generate", "chain depth=8", "static template=k2-10-d8"} <= measured
+    assert str(tuned) in measured
     assert list(results["left_out"]) == ["HF assisted", "lookup"]
     assert results["hardware"]["threads"] == 1
     assert results["bench"]["machine"]["matrix_side"] == 128
