@@ -40,6 +40,17 @@ class DrafterHost(Protocol):
     vocab_size: int
     max_positions: int
     config: Any  # the Hugging Face configuration of the target
+    tokenizer: Any  # its tokenizer
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings: ``[...]`` long -> ``[..., H]``."""

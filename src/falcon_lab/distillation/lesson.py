@@ -157,6 +157,7 @@ class Lesson:
         self, batch: Batch, features: Tensor, taps: Tensor | None, noise: float
     ) -> DrafterInputs:
         generators = (self._generator("noise"), self._generator("drafter"))
+        noise = noise if "features" in self.drafter.needs else 0.0
         return drafter_inputs(batch, features, noise, generators, taps)
 
     def _study(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:

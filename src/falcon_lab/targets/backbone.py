@@ -67,10 +67,9 @@ class Backbone(nn.Module):
         from transformers import AutoModel
 
         shortened = short_config(config, layers)
-        attention = getattr(config, "_attn_implementation", None) or "sdpa"
-        if attention.startswith(PREFIX):  # its masks leave nothing to merge
-            attention = "sdpa"
-        base = AutoModel.from_config(shortened, attn_implementation=attention, dtype=torch.float32)
+        base = AutoModel.from_config(
+            shortened, attn_implementation=plain_attention(config), dtype=torch.float32
+        )
         base.set_input_embeddings(None)
         made = cls(base, lean=True)
         made._has_table = False
@@ -247,6 +246,12 @@ def _older_kinds(config: Any) -> set[str]:
     blocks = getattr(config, "layers_block_type", None) or ()  # Recurrent Gemma, Jamba, Zamba
     counts_rows = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
     return set(blocks) - {"attention", FULL, SLIDING} | ({"local"} if counts_rows else set())
+
+
+def plain_attention(config: Any) -> str:
+    """The attention of a model beside the target: the target's, but no backend of ours."""
+    attention = getattr(config, "_attn_implementation", None) or "sdpa"
+    return "sdpa" if attention.startswith(PREFIX) else attention  # little is there to merge
 
 
 def short_config(config: Any, layers: int) -> Any:

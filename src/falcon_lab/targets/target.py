@@ -25,6 +25,7 @@ from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.batch_masks import PaddedTrees, batch_step_mask, batch_tree_mask
 from falcon_lab.targets.fingerprint import fingerprint
 from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.logits import final_logits
 from falcon_lab.targets.masks import causal_mask, packed_mask
 from falcon_lab.targets.sending import send
 from falcon_lab.targets.taps import checked_layers, tapped_pass
@@ -123,19 +124,8 @@ class Target:
         return self._embedding(tokens)
 
     def head(self, features: Tensor) -> Tensor:
-        """The model's own logits of features: ``[..., H]`` -> ``[..., V]``.
-
-        With the scale of Cohere (``logit_scale``) and Granite (``logits_scaling``) and the soft
-        cap of Gemma 2 (``final_logit_softcapping``); loading checks that nothing else is missing.
-        """
-        logits: Tensor = self._lm_head(features)
-        if scale := getattr(self.config, "logit_scale", None):
-            logits = logits * scale
-        if divisor := getattr(self.config, "logits_scaling", None):
-            logits = logits / divisor
-        if cap := getattr(self.config, "final_logit_softcapping", None):
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        """The model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
+        return final_logits(self._lm_head(features), self.config)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted.

@@ -1,0 +1,127 @@
+"""A text that the small model drafts for: its cache, and the passes of a round.
+
+A round's first pass reads what was committed since the last one. Later passes append a row for
+every expanded node; a row sees the committed ones, its ancestors and itself. All that is
+provisional is dropped when the next round begins, and what was accepted of it is read again along
+with the new token: one pass either way, and a row's numbers never depend on how it was drafted.
+
+Shapes: F frontier blocks, P provisional rows, L committed rows, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.protocols import Frontier
+from falcon_lab.targets.masks import causal_mask
+from falcon_lab_sps.small_model import SmallModel
+
+CAPACITY = 512
+"""Rows of a cache when nobody has said how long the text will get."""
+
+PIECE = 2048
+"""Rows of one pass over a prompt, so that no mask is larger than ``[1, PIECE, S]``."""
+
+
+class Drafting:
+    """One text.
+
+    Args:
+        model: what drafts.
+        first: position of the first row, 0 or 1.
+    """
+
+    def __init__(self, model: SmallModel, first: int) -> None:
+        self._model = model
+        self._first = first
+        self._room = CAPACITY
+        self._cache: GrowingCache | None = None
+        self._pending: list[Tensor] = []
+        self._known = 0  # rows that were observed
+        self._length = 0  # L, of them those in the cache
+        self._visible: Tensor | None = None  # [F, P] bool, provisional rows on the way to a block
+        self._chain = True  # whether every pass of the round had one block
+        self._depth = 0  # passes since the root
+
+    def expect(self, rows: int) -> None:
+        """Make the cache that large from the start."""
+        self._room = rows
+
+    def observe(self, tokens: Tensor, remaining: int) -> None:
+        """Keep ``[n]`` committed tokens until the next round, or read a prompt's part at once."""
+        self._pending.append(tokens)
+        self._known += tokens.shape[0]
+        if remaining and self._fits(self._known - 1):
+            self._read()
+
+    def root(self) -> Tensor | None:
+        """``[1, 1, H]`` after the newest token; None when the text is longer than the model's
+        positions."""
+        if not self._fits(self._known - 1):
+            return None
+        hidden = self._read()
+        self._visible = torch.empty(1, 0, dtype=torch.bool, device=hidden.device)
+        self._chain, self._depth = True, 0
+        return hidden[None]
+
+    def blocks(self, frontier: Frontier) -> Tensor | None:
+        """``[F, 1, H]`` after the nodes of a frontier; None beyond the model's positions."""
+        if self._visible is None:
+            raise RuntimeError("the first pass of a round expands Frontier.root()")
+        if not self._fits(self._length + self._depth):
+            return None
+        count, device = frontier.tokens.shape[0], frontier.tokens.device
+        own = torch.eye(count, dtype=torch.bool, device=device)
+        visible = torch.cat((self._visible[frontier.parents], own), 1)
+        self._chain = self._chain and count == 1
+        position = self._first + self._length + self._depth
+        hidden = self._append(
+            frontier.tokens[:, 0],
+            torch.full((count,), position, device=device),
+            None if self._chain else visible,
+        )
+        self._visible, self._depth = visible, self._depth + 1
+        return hidden[:, None]
+
+    def _fits(self, row: int) -> bool:
+        """Whether the model has a position for a row."""
+        return self._first + row < self._model.max_positions
+
+    def _read(self) -> Tensor:
+        """Read what was observed; ``[1, H]`` after the newest token."""
+        tokens = torch.cat(self._pending)
+        self._pending.clear()
+        if self._cache is not None:
+            self._cache.truncate(self._length)
+        for begin in range(0, tokens.shape[0], PIECE):
+            part = tokens[begin : begin + PIECE]
+            new, start = part.shape[0], self._first + self._length
+            positions = torch.arange(start, start + new, device=part.device)
+            mask = causal_mask(new, 0, part.device)[0] if new > 1 else None
+            hidden = self._append(part, positions, mask, causal=new > 1)
+            self._length += new
+        return hidden[-1:]
+
+    def _append(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, *, causal: bool = False
+    ) -> Tensor:
+        """``[n]`` rows behind those of the cache -> ``[n, H]``."""
+        cache = self._reserve(tokens.shape[0])
+        hidden: Tensor = self._model(
+            tokens=tokens[None],
+            positions=positions[None],
+            mask=None if mask is None else mask[None],
+            cache=cache,
+            causal=causal,
+        )[0]
+        return hidden
+
+    def _reserve(self, new: int) -> GrowingCache:
+        if self._cache is None:
+            backbone, most = self._model.backbone, self._model.max_positions
+            layers = backbone.config.num_hidden_layers
+            self._cache = GrowingCache(layers, max(self._room, new), backbone.layout, most)
+        self._cache.reserve(self._cache.length + new)
+        return self._cache

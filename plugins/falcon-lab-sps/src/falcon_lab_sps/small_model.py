@@ -1,0 +1,169 @@
+"""The small language model: a fresh one of the target's kind, or one that is there.
+
+Shapes: B batch, T new rows, H hidden (of the small model), V vocabulary (of the target).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import DrafterHost
+from falcon_lab.schema import TargetConfig
+from falcon_lab.targets.backbone import Backbone, plain_attention, short_config
+from falcon_lab.targets.loading import load_target
+from falcon_lab.targets.logits import final_logits
+from falcon_lab.targets.target import max_positions
+from falcon_lab_sps import LAYERS, SpsConfig
+
+NEVER = -1e4
+"""Logit of a token that the small model does not know: finite in half precision, and for a loss."""
+
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
+"""What families call the width of their feed-forward layers."""
+
+
+class SmallModel(nn.Module):
+    """A causal language model whose logits are as wide as the target's.
+
+    Attributes:
+        backbone: all of it but the LM head.
+        config: its (text) configuration.
+        max_positions: positions that it was made for.
+
+    Args:
+        model: a Hugging Face model with an LM head.
+        vocabulary: V.
+    """
+
+    def __init__(self, model: Any, vocabulary: int) -> None:
+        super().__init__()
+        self.config: Any = model.config.get_text_config(decoder=True)
+        self.backbone = Backbone(model.get_decoder(), lean=True)
+        self.max_positions = max_positions(self.config)
+        self._vocabulary = vocabulary
+        head, table = model.get_output_embeddings(), self._table
+        # Tied weights are held, trained and saved once.
+        self.head: nn.Module | None = None if head.weight is table.weight else head
+
+    @property
+    def _table(self) -> Any:
+        return self.backbone.base.get_input_embeddings()
+
+    def forward(self, **rows: Any) -> Tensor:
+        """Hidden states of ``tokens`` ``[B, T]``; see ``Backbone.forward`` for the rest.
+
+        A token that only the target knows is read as the last one of the table.
+        """
+        known = self._table.weight.shape[0]
+        if known < self._vocabulary:
+            rows["tokens"] = rows["tokens"].clamp_max(known - 1)
+        hidden: Tensor = self.backbone(**rows)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., V]``: cut, or filled up with ``NEVER``.
+
+        Models of one vocabulary have tables of several sizes: rows are added for the hardware.
+        """
+        if self.head is None:
+            logits = functional.linear(hidden, self._table.weight)
+        else:
+            logits = self.head(hidden)
+        logits = final_logits(logits, self.config)
+        more = self._vocabulary - logits.shape[-1]
+        return functional.pad(logits, (0, more), value=NEVER) if more else logits
+
+
+def small_model(config: SpsConfig, host: DrafterHost) -> SmallModel:
+    """The model of a configuration.
+
+    Raises:
+        FalconLabError: it cannot be loaded, or its vocabulary is another one.
+        ValueError: a fresh model cannot have that shape.
+    """
+    model = _fresh(config, host) if config.model is None else _loaded(config, host)
+    return SmallModel(model, host.vocab_size)
+
+
+def _fresh(config: SpsConfig, host: DrafterHost) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    shape = fresh_config(config, host)
+    return AutoModelForCausalLM.from_config(
+        shape, attn_implementation=plain_attention(host.config), dtype=torch.float32
+    )
+
+
+def fresh_config(config: SpsConfig, host: DrafterHost) -> Any:
+    """The target's configuration with another shape.
+
+    Raises:
+        ValueError: the heads do not divide the width.
+    """
+    theirs = host.config
+    hidden = config.hidden or host.hidden_size
+    heads = config.heads or theirs.num_attention_heads
+    if hidden % heads:
+        raise ValueError(f"hidden is {hidden}, which {heads} heads do not divide")
+    made = short_config(theirs, config.layers or LAYERS)
+    made.vocab_size = host.vocab_size
+    made.hidden_size, made.num_attention_heads = hidden, heads
+    if getattr(made, "num_key_value_heads", None):
+        made.num_key_value_heads = math.gcd(heads, theirs.num_key_value_heads)
+    if getattr(made, "head_dim", None):
+        made.head_dim = hidden // heads
+    if getattr(made, "query_pre_attn_scalar", None):  # Gemma's scale of attention scores
+        made.query_pre_attn_scalar = hidden // heads
+    _set_width(made, config.intermediate, hidden / host.hidden_size)
+    return made
+
+
+def _set_width(made: Any, width: int | None, proportion: float) -> None:
+    name = next((name for name in WIDTHS if hasattr(made, name)), None)
+    if name is None:
+        raise ValueError(f"{made.model_type} has no width of its own in the feed-forward layers")
+    theirs = getattr(made, name)
+    if width is None and theirs is not None:  # without a number the family has its own rule
+        width = max(1, round(theirs * proportion))
+    setattr(made, name, width)
+
+
+def _loaded(config: SpsConfig, host: DrafterHost) -> Any:
+    assert config.model is not None
+    wanted = TargetConfig(
+        name=config.model,
+        revision=config.revision,
+        dtype=str(host.dtype).removeprefix("torch."),
+        attention=plain_attention(host.config),
+        device=str(host.device),
+    )
+    try:
+        loaded = load_target(wanted)
+    except FalconLabError as error:
+        raise FalconLabError(f"draft model {config.model}: {error}") from error
+    check_same_vocabulary(config.model, loaded.tokenizer, host.tokenizer)
+    return loaded.model.requires_grad_(True)
+
+
+def check_same_vocabulary(name: str, mine: Any, theirs: Any) -> None:
+    """Refuse a draft model whose token numbers mean something else than the target's.
+
+    Raises:
+        FalconLabError: naming the first token that differs.
+    """
+    ours, other = mine.get_vocab(), theirs.get_vocab()
+    if ours == other:
+        return
+    token = min({text for text, _ in ours.items() ^ other.items()})
+    numbers = " and ".join(str(known.get(token, "not there")) for known in (ours, other))
+    raise FalconLabError(
+        f"draft model {name} has another vocabulary than the target: {len(ours)} and {len(other)} "
+        f"entries; token {token!r} is {numbers}. "
+        "Choose a draft model with the target's own tokenizer, or leave out model and distil one"
+    )
