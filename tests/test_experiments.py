@@ -17,7 +17,9 @@ from falcon_lab.reporting.curves import read_history
 from falcon_lab.schema import PretrainingConfig
 from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke
 
-RECIPES = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
+YAMLS = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
+RECIPES = [p for p in YAMLS if "\nheads:" not in p.read_text("utf-8")]
+COMPARISONS = [p for p in YAMLS if p not in RECIPES]
 PACKAGED = ROOT / "src" / "falcon_lab" / "targets" / "recipes" / "tiny-code.yaml"
 BUILT_IN = EXPERIMENTS / "targets" / "tiny-code.yaml"
 
@@ -49,6 +51,13 @@ def test_a_recipe_dry_runs_to_an_experiment_that_loads_as_itself(
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(run("run", recipe, "--dry-run"), encoding="utf-8")
     assert load_experiment(resolved) == load_experiment(recipe)
+
+
+@pytest.mark.parametrize("recipe", COMPARISONS, ids=lambda p: p.relative_to(EXPERIMENTS).as_posix())
+def test_a_comparison_dry_runs_to_its_plan(recipe: Path) -> None:
+    printed = run("compare", recipe, "--dry-run")
+    assert "falcon-seed0" in printed
+    assert "trainings to do: " in printed
 
 
 def test_the_main_job_ends_with_its_products(finished: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from running import EXPERIMENTS, ROOT, invoke, run, smoke
+from running import EXPERIMENTS, ROOT, SHORTEST, invoke, run, smoke
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -92,6 +92,16 @@ def tox_runs_the_tests(text: str) -> None:
     assert "tox" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
+def compares_runs(text: str) -> None:
+    """With the smoke run in the place of both, under another name."""
+    for name in ("csgd", "k1"):
+        if not Path("runs", name).exists():
+            Path("runs", name).symlink_to("smoke")
+    printed = run(*shlex.split(text)[1:], *SHORTEST)
+    assert "csgd  chain-8" in printed
+    assert "k1  tree-16" in printed
+
+
 CHECKS: dict[str, Check] = {
     "pip install . ./plugins/falcon-lab-lookup && lightning run experiments/csgd.yaml": installs,
     "python3 -m venv .venv && . .venv/bin/activate && pip install . ./plugins/falcon-lab-lookup "
@@ -119,6 +129,12 @@ CHECKS: dict[str, Check] = {
         *("evaluation.prompts.limit=1", "evaluation.repeats=1"),
     ),
     "falcon-lab run experiments/csgd.yaml tuned/tuned.yaml out=runs/tuned": whole("--dry-run"),
+    "falcon-lab compare experiments/compare.yaml --dry-run": whole(),
+    "falcon-lab compare experiments/compare.yaml out=runs/compare": short(
+        *("only=[falcon,lookup]", "seeds=[0]", "budgets=[chain-2,best]", "temperatures=[0]"),
+        *("tuning.grid=[own,chain-2]", "tuning.prompts=1"),
+    ),
+    "falcon-lab compare runs/csgd runs/k1 budgets=[chain-8,tree-16]": compares_runs,
     "falcon-lab view-data experiments/smoke.yaml": whole(),
     "falcon-lab plugins": whole(),
     "falcon-lab doctor": doctor_works,

@@ -59,9 +59,8 @@ class Commands(click.Group):
 def interrupted(ctx: click.Context) -> None:
     """Say how to go on after Ctrl-C, and leave with the shell's code for it."""
     again = "; the same command goes on where it stopped"
-    click.echo(
-        f"\nfalcon-lab: interrupted{again if ctx.invoked_subcommand == 'run' else ''}", err=True
-    )
+    resumable = ctx.invoked_subcommand in ("run", "compare")
+    click.echo(f"\nfalcon-lab: interrupted{again if resumable else ''}", err=True)
     ctx.exit(INTERRUPTED)
 
 
@@ -157,6 +156,37 @@ def evaluate(words: Sequence[str]) -> None:
     from falcon_lab.commands.run import run_all
 
     run_all(everything, announce)
+
+
+@main.command(context_settings=PASS_OVERRIDES)
+@words_argument("COMPARISON.yaml|RUN... [KEY=VALUE]...")
+@click.option("--dry-run", is_flag=True, help="Print what would be trained and measured, and stop.")
+def compare(words: Sequence[str], dry_run: bool) -> None:
+    """Train and measure drafter heads on equal terms: a YAML with heads, or runs that are there.
+
+    Every head is trained once a seed, as an ordinary run; then all drafters answer the same prompts
+    in one process, in turns, at equal node budgets. The same command goes on where it stopped.
+    """
+    from falcon_lab.comparing.given import plan_of_runs
+    from falcon_lab.comparing.loading import load_plan
+    from falcon_lab.comparing.plan import describe
+    from falcon_lab.config_overrides import is_yaml
+
+    first, _ = first_and_rest(words, "a comparison's YAML, or runs")
+    if is_yaml(first):
+        plan = load_plan(Path(first), first_and_rest(words, "")[1])
+    else:
+        runs = [Path(word) for word in words if "=" not in word and not is_yaml(word)]
+        others = [word for word in words if "=" in word or is_yaml(word)]
+        plan = plan_of_runs(runs, others)
+    if dry_run:
+        click.echo(describe(plan))
+        return
+    for name, why in plan.left_out.items():
+        announce(f"left out: {name} ({why})")
+    from falcon_lab.commands.compare import compare_heads
+
+    compare_heads(plan, announce)
 
 
 def engine_options(command: F) -> F:

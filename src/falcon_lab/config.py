@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.components import Components
 from falcon_lab.config_errors import ConfigError
 from falcon_lab.config_limits import check_limits
+from falcon_lab.config_origin import Origin
 from falcon_lab.config_overrides import Override, apply_overrides, parse_overrides
 from falcon_lab.config_tree import read_yaml, resolve, shape, to_yaml
 from falcon_lab.plugins import load_components
@@ -38,32 +38,6 @@ METHOD_NODES = ("drafter", "tree", "acceptance", "controller")
 
 DEFAULT_NAMES = {name: getattr(Experiment(), name)["name"] for name in NODES}
 """Key of a component's node -> the component that an experiment has without one."""
-
-
-@dataclass
-class _Origin:
-    """Remembers who said what, so that an error can name the file's line or the override."""
-
-    path: Path | None
-    lines: dict[str, int]
-    overrides: list[Override]
-
-    @property
-    def name(self) -> str:
-        return str(self.path) if self.path else "the command line"
-
-    def blame(self, error: ConfigError) -> str:
-        """The override that set the key, or something around or in it, else the file and line."""
-        key = error.key
-        for override in reversed(self.overrides):
-            inside = override.key.startswith(f"{key}.")
-            # An error of a whole component names the option that it is about in its text.
-            spoken_of = override.key.rpartition(".")[2] in error.problem
-            if override.covers(key) or (inside and (key not in self.lines or spoken_of)):
-                return override.label
-        while key and key not in self.lines:
-            key = key.rpartition(".")[0]
-        return f"{self.name}:{self.lines[key]}" if key else self.name
 
 
 def load_experiment(
@@ -135,16 +109,23 @@ def _load(
     later: Sequence[Override] = (),
 ) -> Experiment:
     tree, lines = read_yaml(Path(path)) if path else ({}, {})
-    origin = _Origin(Path(path) if path else None, lines, [*overrides, *later])
+    origin = Origin(str(path) if path else "the command line", [*overrides, *later])
+    if path:
+        origin.add(Path(path), lines)
     try:
         for layer in (overrides, later):
             apply_overrides(tree, layer, DEFAULT_NAMES)
-        return _checked(tree, components)
+        return experiment_of(tree, components)
     except ConfigError as error:
         raise error.at(origin.blame(error)) from None
 
 
-def _checked(tree: dict[str, Any], components: Components) -> Experiment:
+def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
+    """The experiment that a plain tree describes, to which the tree's defaults are added.
+
+    Raises:
+        ConfigError: without the place.
+    """
     shape(tree, Experiment, "")  # keys first: the rest relies on sections being mappings
     _add_defaults(tree, components)
     experiment = resolve(Experiment, tree)

@@ -50,6 +50,20 @@ class Engine(Protocol):
         ...
 
 
+class Journal(Protocol):
+    """Keeps answers as they come, so that a measurement that was killed can go on."""
+
+    def group(
+        self, repeat: int, prompt: str, methods: Sequence[str]
+    ) -> dict[str, list[TurnRow]] | None:
+        """What all methods answered in one turn of a prompt; None unless all of them did."""
+        ...
+
+    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[TurnRow]) -> None:
+        """Keep an answer."""
+        ...
+
+
 @dataclass
 class Measurement:
     """What was measured.
@@ -76,6 +90,7 @@ def measure(
     hf: Engine | None = None,
     logits: NextLogits | None = None,
     on_progress: Progress | None = None,
+    journal: Journal | None = None,
 ) -> Measurement:
     """Let every method answer every prompt ``config.repeats`` times, after a warm-up.
 
@@ -91,13 +106,16 @@ def measure(
         hf: a row of its own beside plain decoding.
         logits: for the margin at the first token that differs from plain decoding.
         on_progress: None draws a progress bar.
+        journal: with it a measurement goes on where another one of the same stopped. A prompt that
+            some method had not answered is answered by all of them again: what is compared was
+            measured side by side, in one process.
 
     Raises:
         FalconLabError: for no prompts.
     """
     if not prompts:
         raise FalconLabError("there is no prompt to evaluate on; see evaluation.prompts")
-    session = _Session(_ordered(engines, hf), prompts, config, stop)
+    session = _Session(_ordered(engines, hf), prompts, config, stop, journal)
     with torch_threads(config.threads), _reporter(on_progress, session.answers) as report:
         session.warm_up(report)
         session.run(report)
@@ -129,6 +147,7 @@ class _Session:
         prompts: Sequence[EncodedPrompt],
         config: EvaluationConfig,
         stop: StopCondition,
+        journal: Journal | None = None,
     ) -> None:
         self.engines = engines
         self.prompts = prompts
@@ -137,12 +156,26 @@ class _Session:
         self.sampling = Sampling(config.temperature, config.top_k, config.top_p)
         self.repeats = max(1, config.repeats)
         self.warmups = min(config.warmup, len(prompts))
-        self.answers = len(engines) * (self.warmups + self.repeats * len(prompts))
+        self.journal = journal
+        self.known = self._known()
+        pending = self.repeats * len(prompts) - len(self.known)
+        self.answers = len(engines) * (self.warmups + pending) if pending else 0
         self.taken: dict[tuple[str, int], list[list[TurnRow]]] = {}
+
+    def _known(self) -> dict[tuple[int, int], dict[str, list[TurnRow]]]:
+        """(Repeat, place of a prompt) -> what an earlier process has measured of it."""
+        if self.journal is None:
+            return {}
+        found = {
+            (repeat, place): self.journal.group(repeat, prompt.id, list(self.engines))
+            for repeat in range(self.repeats)
+            for place, prompt in enumerate(self.prompts)
+        }
+        return {at: group for at, group in found.items() if group is not None}
 
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Untimed answers: allocators, kernels and caches are then as they will be."""
-        for place in range(self.warmups):
+        for place in range(self.warmups if self.answers else 0):
             for name in self.engines:
                 report(name)
                 self.answer(name, place)
@@ -152,11 +185,24 @@ class _Session:
         names = list(self.engines)
         for repeat in range(self.repeats):
             for place in range(len(self.prompts)):
-                first = (repeat + place) % len(names)
-                for name in names[first:] + names[:first]:
-                    report(name)
-                    turns = self.answer(name, place)
+                group = self.known.get((repeat, place))
+                if group is None:
+                    first = (repeat + place) % len(names)
+                    group = self._group(names[first:] + names[:first], repeat, place, report)
+                for name, turns in group.items():
                     self.taken.setdefault((name, place), []).append(turns)
+
+    def _group(
+        self, names: Sequence[str], repeat: int, place: int, report: Callable[[str], None]
+    ) -> dict[str, list[TurnRow]]:
+        """What every method answers, in this order."""
+        group = {}
+        for name in names:
+            report(name)
+            group[name] = self.answer(name, place)
+            if self.journal is not None:
+                self.journal.add(repeat, self.prompts[place].id, name, group[name])
+        return group
 
     def answer(self, name: str, place: int) -> list[TurnRow]:
         """One conversation, turn by turn; its seed depends on the prompt alone."""
@@ -253,6 +299,9 @@ def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[st
     """A function to call with the method that comes next: the caller's, or a progress bar."""
     if on_progress is not None:
         yield _counting(on_progress, total)
+        return
+    if not total:  # all of it was measured before
+        yield lambda method: None
         return
     from tqdm import tqdm  # type: ignore[import-untyped]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +93,35 @@ def add_method(
         "acceptance": config.acceptance or experiment.acceptance,
         "controller": config.controller or experiment.controller,
     }
+    drafting = choose_drafter(drafter, experiment.decoding, announce)
+    methods.engines[name] = engine_of(drafting, nodes, experiment, target, components)
+    methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
+        key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
+    }
+    methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
+
+
+def engine_of(
+    drafter: Drafter,
+    nodes: Mapping[str, Node],
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+) -> SpeculativeEngine:
+    """The engine of a drafter, compiled where ``decoding.compile`` asks for it.
+
+    Args:
+        drafter: one that is there; several engines may share it.
+        nodes: ``tree``, ``acceptance`` and ``controller``.
+        experiment: says how to decode.
+        target: verifies.
+        components: builds the parts.
+    """
     context = BuildContext.of(target, drafter)
     built = {key: components.build(KINDS[key], nodes[key], context) for key in KINDS}
-    methods.engines[name] = SpeculativeEngine(
+    engine = SpeculativeEngine(
         target,
-        choose_drafter(drafter, experiment.decoding, announce),
+        drafter,
         built["tree"],
         built["acceptance"],
         built["controller"],
@@ -105,11 +129,8 @@ def add_method(
     )
     if experiment.decoding.compile != "none":
         with torch_threads(experiment.evaluation.threads):
-            prepare(methods.engines[name])
-    methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
-        key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
-    }
-    methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
+            prepare(engine)
+    return engine
 
 
 def drafter_of(
@@ -157,6 +178,38 @@ def prompts_of(experiment: Experiment, target: Target) -> list[EncodedPrompt]:
         seed=experiment.data.seed,
     )
     return encode_prompts(prompts, target.tokenizer, device=target.device)
+
+
+def other_prompts(
+    experiment: Experiment,
+    target: Target,
+    source: str,
+    limit: int,
+    measured: Sequence[EncodedPrompt],
+) -> list[EncodedPrompt]:
+    """Prompts to choose trees on, none of which is measured on.
+
+    Args:
+        experiment: says how prompts are made.
+        target: encodes them.
+        source: the set, as ``evaluation.prompts.name``.
+        limit: most of them.
+        measured: those of the measurement.
+
+    Raises:
+        FalconLabError: some of them are measured on, or there is no such set.
+    """
+    asked = replace(experiment.evaluation.prompts, name=source, limit=limit, texts=[])
+    evaluation = replace(experiment.evaluation, prompts=asked)
+    found = prompts_of(replace(experiment, evaluation=evaluation), target)
+    taken = {prompt.turns[0] for prompt in measured}
+    if shared := [prompt.id for prompt in found if prompt.turns[0] in taken]:
+        raise FalconLabError(
+            f"prompts of {source}: {shared[0]} is among the prompts that the trees are then "
+            "measured on; a tree must not be chosen on them: choose another set to tune on, or "
+            "another one in evaluation.prompts"
+        )
+    return found
 
 
 def next_logits(target: Target) -> NextLogits:

@@ -91,6 +91,12 @@ class TurnRow:
     times: Times
     rounds: RoundColumns
 
+    @classmethod
+    def from_dict(cls, node: Mapping[str, Any]) -> TurnRow:
+        """The answer that ``asdict`` wrote."""
+        inside = {"times": Times(**node["times"]), "rounds": RoundColumns(**node["rounds"])}
+        return cls(**{**node, **inside})
+
 
 @dataclass(frozen=True)
 class PromptRow:
@@ -163,15 +169,6 @@ class PromptRow:
     @classmethod
     def from_dict(cls, node: Mapping[str, Any]) -> PromptRow:
         """The row that ``as_dict`` wrote."""
-        turns = [
-            TurnRow(
-                **{
-                    **turn,
-                    "times": Times(**turn["times"]),
-                    "rounds": RoundColumns(**turn["rounds"]),
-                }
-            )
-            for turn in node["turns"]
-        ]
+        turns = [TurnRow.from_dict(turn) for turn in node["turns"]]
         known = {f.name for f in fields(cls)} - {"turns"}
         return cls(turns=turns, **{key: node[key] for key in known})

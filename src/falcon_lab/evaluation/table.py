@@ -125,15 +125,25 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def quality_warnings(results: Mapping[str, Any]) -> list[str]:
+    """That the target is not what one would speed up, if so."""
+    quality = (results.get("target") or {}).get("quality")
+    if not quality or quality["passed"]:
+        return []
+    return [f"The target did not pass its quality gate: {quality['verdict'].rstrip('.')}."]
+
+
+def lossy_warning(name: str) -> str:
+    """What a lossy rule means."""
+    return f"{name} uses a lossy rule: its output does not follow the target's."
+
+
 def warnings(results: Mapping[str, Any]) -> list[str]:
     """What a reader must know before believing the figures, a sentence each."""
-    found = []
-    quality = (results.get("target") or {}).get("quality")
-    if quality and not quality["passed"]:
-        found.append(f"The target did not pass its quality gate: {quality['verdict'].rstrip('.')}.")
+    found = quality_warnings(results)
     for name, s in results["methods"].items():
         if not s["lossless"]:
-            found.append(f"{name} uses a lossy rule: its output does not follow the target's.")
+            found.append(lossy_warning(name))
         share = s["identical_share"]
         if share is not None and share < 1:
             margin = s["largest_margin"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from falcon_lab.json_lines import read_lines
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -18,23 +19,13 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    records = _csv(path) if path.suffix == ".csv" else _json_lines(path)
+    records = _csv(path) if path.suffix == ".csv" else read_lines(path)
     steps: dict[int, dict[str, Any]] = {}
     for record in records:
         step = record.get("step")
         if isinstance(step, int):
             steps.setdefault(step, {}).update(record)
     return [steps[step] for step in sorted(steps)]
-
-
-def _json_lines(path: Path) -> Iterable[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 def _csv(path: Path) -> Iterable[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from falcon_lab.json_lines import append_line
 
 
 class HistoryLogger(Logger):
@@ -47,16 +48,4 @@ class HistoryLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Append one line."""
         line = {"step": step} | {name: float(value) for name, value in metrics.items()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            if _cut_off(file):
-                file.write(b"\n")  # a kill in mid-line costs that line alone
-            file.write(json.dumps(line).encode() + b"\n")
-
-
-def _cut_off(file: Any) -> bool:
-    """Whether the file's last line has no end."""
-    if file.seek(0, 2) == 0:
-        return False
-    file.seek(-1, 2)
-    return bool(file.read(1) != b"\n")
+        append_line(self.path, line)

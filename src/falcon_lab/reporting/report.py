@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from falcon_lab.evaluation.metrics import DEFINITIONS
 from falcon_lab.evaluation.table import warnings
 from falcon_lab.reporting import plots
 from falcon_lab.reporting.comparison import comparison, figure, work
+from falcon_lab.reporting.page import banner, folded, header, listing, origin_of, page
 from falcon_lab.reporting.results import PLAIN, rows_of, write_atomically
 from falcon_lab.reporting.sentences import hardware_sentence, headline
 from falcon_lab.reporting.tree_drawing import draw_svg
@@ -65,7 +64,6 @@ def render(
 ) -> str:
     """The whole page."""
     title = (results["experiment"].get("report") or {}).get("title") or results["name"] or "run"
-    style = files("falcon_lab.reporting").joinpath("report.css").read_text(encoding="utf-8")
     body = "\n".join(
         (
             _header(results, str(title)),
@@ -80,30 +78,21 @@ def render(
             _provenance(results),
         )
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(str(title))} · falcon-lab</title>\n<style>\n{style}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return page(str(title), body)
 
 
 # --- the top ------------------------------------------------------------------------------------
 
 
 def _header(results: Mapping[str, Any], title: str) -> str:
-    return (
-        f'<header><p class="kicker">falcon-lab · {escape(title)} · '
-        f"{escape(results['date'][:10])}</p>\n<h1>{escape(headline(results))}</h1>\n"
-        f'<p class="lead">{escape(hardware_sentence(results))}</p></header>'
-    )
+    kicker = f"{title} · {results['date'][:10]}"
+    return header(kicker, headline(results), hardware_sentence(results))
 
 
 def _banner(results: Mapping[str, Any]) -> str:
     found = warnings(results)
     if found:
-        items = "".join(f"<li>{escape(line)}</li>" for line in found)
-        return f'<div class="warning"><strong>Read this first</strong><ul>{items}</ul></div>'
+        return banner(found)
     quality = (results["target"] or {}).get("quality")
     judged = any(s["identical_share"] is not None for s in results["methods"].values())
     said = ["Every method wrote plain decoding's tokens, on every prompt."] if judged else []
@@ -174,11 +163,6 @@ def _examples(results: Mapping[str, Any]) -> str:
 # --- how and with what --------------------------------------------------------------------------
 
 
-def _list(items: Mapping[str, Any]) -> str:
-    lines = [f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in items.items()]
-    return f"<dl>{''.join(lines)}</dl>"
-
-
 def _protocol(results: Mapping[str, Any]) -> str:
     protocol = results["protocol"]
     count = len(results["methods"])
@@ -195,34 +179,15 @@ def _protocol(results: Mapping[str, Any]) -> str:
 
 
 def _definitions() -> str:
-    return "<h2>What the figures mean</h2>\n" + _list(
+    return "<h2>What the figures mean</h2>\n" + listing(
         {NAMES[key]: text for key, text in DEFINITIONS.items()}
     )
 
 
 def _provenance(results: Mapping[str, Any]) -> str:
-    h, git, target = results["hardware"], results["git"], results["target"] or {}
-    commit = "not in a git repository"
-    if git:
-        commit = git["commit"] + (", with uncommitted changes" if git["dirty"] else "")
-    facts = {
-        "target": f"{target.get('name')} (revision {target.get('revision')}, fingerprint "
-        f"{target.get('fingerprint')})",
-        "command": results["command"],
-        "date": results["date"],
-        "seeds": ", ".join(f"{name} {seed}" for name, seed in results["seeds"].items()),
-        "machine": f"{h['cpu']}, {h['cores']} cores, {h['system']}",
-        "GPU": h["gpu"] or "none",
-        "threads": h["threads"],
-        "load": f"{h['load']} processes in the last minute" if h["load"] is not None else "unknown",
-        "dtype": h["dtype"],
-        "git": commit,
-        "versions": ", ".join(f"{k} {v}" for k, v in results["versions"].items() if v),
-    }
-    experiment = json.dumps(results["experiment"], indent=2, ensure_ascii=False, default=str)
-    components = json.dumps(results["components"], indent=2, ensure_ascii=False, default=str)
+    seeds = ", ".join(f"{name} {seed}" for name, seed in results["seeds"].items())
     return (
-        f"<h2>Provenance</h2>\n{_list(facts)}\n"
-        f"<details><summary>Resolved experiment</summary><pre>{escape(experiment)}</pre></details>"
-        f"<details><summary>Components</summary><pre>{escape(components)}</pre></details>"
+        f"<h2>Provenance</h2>\n{listing(origin_of(results) | {'seeds': seeds})}\n"
+        + folded("Resolved experiment", results["experiment"])
+        + folded("Components", results["components"])
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,14 @@ from falcon_lab.builtins import DynamicTreeConfig
 from falcon_lab.compiling.choice import choose_drafter, choose_target
 from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
-from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.benchmark import PLAIN, Measurement, measure, torch_threads
-from falcon_lab.evaluation.conversation import EncodedPrompt
 from falcon_lab.evaluation.engines import (
     Methods,
     add_method,
     build_methods,
     drafter_of,
     next_logits,
+    other_prompts,
     prompts_of,
     stop_of,
 )
@@ -94,7 +93,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     target = choose_target(target, experiment.decoding, announce)
     components = load_components()
     prompts = prompts_of(experiment, target)
-    others = tuning_prompts(experiment, target, limits, prompts)
+    others = other_prompts(experiment, target, limits.source, limits.texts, prompts)
     add_own(experiment)
     methods = build_methods(experiment, target, components, Path())  # a wrong row is refused now
     bench = bench_of(experiment, target, components, announce)
@@ -154,27 +153,6 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         "over": _over(measurement, best),
     }
     return results
-
-
-def tuning_prompts(
-    experiment: Experiment, target: Target, limits: Limits, prompts: Sequence[EncodedPrompt]
-) -> list[EncodedPrompt]:
-    """Prompts to tune on, none of which is measured on.
-
-    Raises:
-        FalconLabError: some of them are.
-    """
-    asked = replace(experiment.evaluation.prompts, name=limits.source, limit=limits.texts, texts=[])
-    evaluation = replace(experiment.evaluation, prompts=asked)
-    found = prompts_of(replace(experiment, evaluation=evaluation), target)
-    measured = {prompt.turns[0] for prompt in prompts}
-    if shared := [prompt.id for prompt in found if prompt.turns[0] in measured]:
-        raise FalconLabError(
-            f"--prompts {limits.source}: {shared[0]} is among the prompts that the trees are then "
-            "measured on; a tree must not be tuned on them: choose another set here or in "
-            "evaluation.prompts"
-        )
-    return found
 
 
 def bench_of(

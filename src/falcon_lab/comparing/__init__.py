@@ -1,0 +1,1 @@
+"""``falcon-lab compare``: several drafter heads on equal terms."""

@@ -1,0 +1,172 @@
+"""The trained drafters of a comparison, all in one process, and their engines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from falcon_lab.comparing.budgets import NodeBudget
+from falcon_lab.comparing.plan import Head, Plan
+from falcon_lab.compiling.choice import choose_drafter
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.drafters.saved import WEIGHTS, read_config
+from falcon_lab.errors import FalconLabError
+from falcon_lab.evaluation.engines import KINDS, drafter_of, engine_of, label
+from falcon_lab.protocols import Drafter
+from falcon_lab.schema import MethodConfig, Node
+
+if TYPE_CHECKING:
+    from falcon_lab.plugins import Components
+    from falcon_lab.targets.target import Target
+
+
+Budgets = Mapping[str, Sequence[NodeBudget]]
+"""Head -> its budgets, each once."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine of the comparison."""
+
+    head: str
+    budget: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of the engine in the measurement."""
+        return f"{self.head} {self.budget} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A drafter.
+
+    Attributes:
+        head: what it is one of.
+        seed: of its training.
+        drafter: shared by its engines; one of them decodes at a time.
+        node: of the drafter.
+        weights: identifies them; empty for a drafter without weights.
+    """
+
+    head: Head
+    seed: int
+    drafter: Drafter
+    node: Node
+    weights: str
+
+    @property
+    def parameters(self) -> int:
+        """Weights of its own; the target's embedding and head are not among them."""
+        if not isinstance(self.drafter, nn.Module):
+            return 0
+        return sum(weight.numel() for weight in self.drafter.parameters())
+
+    def nodes(self, budget: NodeBudget) -> dict[str, Node]:
+        """The components of an engine beside the drafter."""
+        own = self.head.experiment
+        tree = budget.tree(own.tree)
+        return {"tree": tree, "acceptance": own.acceptance, "controller": own.controller}
+
+    def cell(self, budget: NodeBudget) -> Cell:
+        """This drafter with a budget."""
+        return Cell(self.head.name, budget.word, self.seed)
+
+    def label(self, budget: NodeBudget) -> str:
+        """In a few words."""
+        nodes = self.nodes(budget)
+        return label(self.node, self.drafter.block, nodes["tree"], nodes["controller"])
+
+
+def load_contestants(
+    plan: Plan, target: Target, components: Components, announce: Callable[[str], None]
+) -> list[Contestant]:
+    """Every head with every seed.
+
+    Raises:
+        FalconLabError: a drafter is not there, or was trained for another target.
+    """
+    found = []
+    for head in plan.heads:
+        for seed in head.seeds:
+            config = MethodConfig(drafter=None if head.trains else head.experiment.drafter)
+            drafter, node = drafter_of(config, target, components, head.folders[seed])
+            drafting = choose_drafter(drafter, plan.base.decoding, announce)
+            weights = digest_of(head, seed) if head.trains else ""
+            found.append(Contestant(head, seed, drafting, node, weights))
+    return found
+
+
+def digest_of(head: Head, seed: int) -> str:
+    """Names a saved drafter's weights."""
+    with (head.folders[seed] / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def engines_of(
+    contestants: Iterable[Contestant],
+    budgets: Budgets,
+    plan: Plan,
+    target: Target,
+    components: Components,
+) -> dict[Cell, SpeculativeEngine]:
+    """An engine for every drafter and budget.
+
+    Args:
+        contestants: the drafters.
+        budgets: of every head.
+        plan: says how to decode.
+        target: verifies.
+        components: builds the parts.
+    """
+    engines = {}
+    for contestant in contestants:
+        for budget in budgets[contestant.head.name]:
+            cell, nodes = contestant.cell(budget), contestant.nodes(budget)
+            try:
+                engine = engine_of(contestant.drafter, nodes, plan.base, target, components)
+            except FalconLabError as error:
+                raise FalconLabError(f"{cell.head} with {budget.word}: {error}") from error
+            engines[cell] = engine
+    return engines
+
+
+def made_of(contestants: Iterable[Contestant], budgets: Budgets) -> dict[str, Any]:
+    """Engine -> what decides what it writes and how fast."""
+    return {
+        c.cell(budget).name: {"drafter": c.node, "weights": c.weights, **c.nodes(budget)}
+        for c in contestants
+        for budget in budgets[c.head.name]
+    }
+
+
+def provenance_of(contestant: Contestant, components: Components) -> dict[str, Any]:
+    """Kind of component -> name, distribution and version."""
+    own = contestant.head.experiment
+    nodes = {key: getattr(own, key) for key in KINDS}
+    return {"drafter": components.provenance("drafter", contestant.node)} | {
+        key: components.provenance(KINDS[key], node) for key, node in nodes.items()
+    }
+
+
+def same_target(plan: Plan) -> None:
+    """See that all saved drafters were trained for one target, before it is loaded.
+
+    Raises:
+        FalconLabError: two were not; both folders are named.
+    """
+    first: tuple[str, Any] | None = None
+    for head in plan.heads if plan.given else ():
+        for folder in head.folders.values():
+            fingerprint = read_config(folder)["target"]["fingerprint"]
+            if first is not None and first[1] != fingerprint:
+                raise FalconLabError(
+                    f"{first[0]} was trained for the target {first[1]}, and {folder} for "
+                    f"{fingerprint}: drafters are compared on one target"
+                )
+            first = first or (str(folder), fingerprint)
