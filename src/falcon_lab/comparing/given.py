@@ -43,9 +43,8 @@ def plan_of_runs(
             override is wrong.
     """
     components = components or load_components()
-    parsed = parse_overrides(overrides)
-    of_comparison = [o for o in parsed if o.key.partition(".")[0] in COMPARISON_KEYS]
-    others = [t for t in overrides if not any(t == _text(o.label) for o in of_comparison)]
+    of_comparison = parse_overrides(text for text in overrides if _of_comparison(text))
+    others = [text for text in overrides if not _of_comparison(text)]
     runs = [_run(folder, components) for folder in folders]
     names = "-".join(dict.fromkeys(_name(folder) for folder in folders))
     fixed = [
@@ -65,9 +64,8 @@ def plan_of_runs(
         raise error.at(Origin("the command line", of_comparison).blame(error)) from None
 
 
-def _text(label: str) -> str:
-    """What was typed, of an override's label."""
-    return label.partition("'")[2].rstrip("'")
+def _of_comparison(override: str) -> bool:
+    return override.lstrip("-+").partition("=")[0].partition(".")[0] in COMPARISON_KEYS
 
 
 def _run(folder: Path, components: Components) -> Experiment:
@@ -83,7 +81,7 @@ def _run(folder: Path, components: Components) -> Experiment:
 
 
 def _name(folder: Path) -> str:
-    return re.sub(r"-seed\d+$", "", folder.resolve().name)
+    return re.sub(r"-seed\d+$", "", folder.absolute().name)
 
 
 def _heads(folders: Sequence[Path], runs: Sequence[Experiment]) -> list[Head]:
