@@ -89,6 +89,8 @@ def distillation(
     lr: float = 1e-2,
     noise: float = 0.1,
     repeats: int = 1,
+    unroll: int = 1,
+    compiled: bool = False,
     max_steps: int = 6,
     **options: Any,
 ) -> Distillation:
@@ -102,6 +104,8 @@ def distillation(
         optimizer=OptimizerConfig(lr=lr, warmup_steps=2),
         noise=noise,
         repeats=repeats,
+        unroll=unroll,
+        compile=compiled,
         checkpoint_every=3,
     )
     return Distillation(

@@ -63,6 +63,8 @@ RANGES = {
     "distillation.noise": WEIGHT,
     "distillation.repeats": SIZE,
     "distillation.own_features": SHARE,
+    "distillation.unroll": SIZE,
+    "distillation.unroll_decay": Range(0.0, 1.0, above=True),
     "distillation.logits_mib": SIZE,
     "distillation.checkpoint_every": SIZE,
     "distillation.decode_every": COUNT,

@@ -12,7 +12,7 @@ ahead next to the feature, as EAGLE and Falcon do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -300,6 +300,23 @@ class TrainableDrafter(Drafter, Protocol):
 
     def parameters(self, recurse: bool = True) -> Any:
         """The trainable weights, as ``nn.Module.parameters``."""
+        ...
+
+
+@runtime_checkable
+class Unrolls(Protocol):
+    """What a ``TrainableDrafter`` also has that can be trained on its own predictions.
+
+    It is what ``distillation.unroll`` asks for.
+    """
+
+    def unroll(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Iterator[Prediction]:
+        """What the passes of a drafting round predict, one after the other, without end.
+
+        First what calling it gives (``reveal`` is for that pass alone). Each later pass goes on
+        from the drafter's own predictions and the true tokens, as a later drafting pass would;
+        gradients flow through all of them.
+        """
         ...
 
 

@@ -135,13 +135,20 @@ class DistillationConfig:
     own_features: float = 0.0
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""
+    unroll: int = 1
+    """Passes that the student is trained on: each after the first goes on from the features that it
+    predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
+    Falcon's paper). The loss is a mean over the rows of all passes."""
+    unroll_decay: float = 1.0
+    """Weight of a row in the loss falls by this factor from pass to pass; EAGLE-3's is 0.8."""
     logits_mib: int = 256
     """MiB that the student's and the target's logits may take together, in float32; the loss is
     computed for as many rows at a time. An objective's own tensors come on top: Falcon's take one
     and a half times as much. The default is 256 rows of a vocabulary of 128k, about where a current
     GPU's products stop waiting for the head to be read."""
     compile: bool = False
-    """Send the drafter's decoder blocks through ``torch.compile`` while training."""
+    """Send the drafter's decoder blocks through ``torch.compile`` while training (with
+    ``unroll: 1``)."""
     checkpoint_every: int = 50
     """Steps between resumable checkpoints."""
     decode_every: int = 0

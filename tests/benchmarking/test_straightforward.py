@@ -56,7 +56,7 @@ def test_documents_alone_give_our_curve_where_nothing_random_depends_on_rows(
 ) -> None:
     module = _module(noise=0.0, glancing=NoGlancing(None, BuildContext(None)))  # type: ignore[arg-type]
     loop = StraightforwardLoop(module, Manner(alone=True, teach_each=True))
-    module.drafter.config.phase = "absolute"
+    module.drafter.aligned = loop.drafter.aligned = False
     assert _ours(module, tmp_path) == pytest.approx(
         [loop.step(each) for each in Batches(STEPS)], rel=1e-4
     )

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distilling import batch, distillation
+from falcon_lab.builtins import FalconObjectiveConfig
+from falcon_lab.distillation.labelling import label_rows
 from falcon_lab.distillation.metrics import means
+from falcon_lab.errors import FalconLabError
+from falcon_lab.objectives.falcon import FalconObjective
+from falcon_lab.protocols import BuildContext
 
 
 def test_features_can_be_saved_for_a_backward_pass() -> None:
@@ -54,3 +62,63 @@ def test_own_features_take_the_same_first_pass() -> None:
     assert not torch.equal(passes[0], passes[1])
     assert means(tally.reduced())["train/loss"] > 0
     assert loss.requires_grad
+
+
+def _expected(module: Any, passes: int) -> list[tuple[float, int]]:
+    """Loss and rows of each pass, row by row from what the drafter predicts."""
+    lesson, given = module.lesson(batch(3)), batch(3)
+    teacher = lesson._teach()
+    inputs = lesson._inputs(given, teacher.features, None, module.config.noise)
+    found = []
+    for prediction in lesson._study_on(inputs, None)[:passes]:
+        labels = label_rows(given, prediction)
+        assert prediction.features is not None
+        wanted = labels.features(teacher.features)
+        error = nn.functional.smooth_l1_loss(prediction.features, wanted, reduction="none")
+        found.append((float(error.detach().mean(-1)[labels.valid].sum()), int(labels.valid.sum())))
+    return found
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_the_loss_of_unrolled_passes_is_a_mean_over_all_their_rows(decay: float) -> None:
+    nowhere: Any = None
+    features_alone = FalconObjectiveConfig(soft=0, hard=0)
+    objective = FalconObjective(features_alone, BuildContext(nowhere))
+    module = distillation(unroll=3, objective=objective, block=2)
+    module.config.unroll_decay = decay
+    expected = _expected(module, 3)
+    assert expected[0][1] > expected[1][1] > expected[2][1] > 0
+    weights = [decay**number for number in range(3)]
+    loss, tally = module.lesson(batch(3)).learn(0.0, accuracy=True)
+    total = sum(w * part for w, (part, _) in zip(weights, expected, strict=True))
+    count = sum(w * rows for w, (_, rows) in zip(weights, expected, strict=True))
+    assert float(loss) == pytest.approx(total, rel=1e-4)
+    assert means(tally.reduced())["train/loss"] == pytest.approx(total / count, rel=1e-4)
+    assert {"train/position_2/accuracy", "train/pass_3/position_2/accuracy"} <= set(tally.reduced())
+
+
+def test_the_first_of_unrolled_passes_is_glanced_at_as_ever() -> None:
+    outputs = []
+    for unroll in (1, 2):
+        module = distillation(unroll=unroll, block=2, dropout=0.3)
+        lesson = module.lesson(batch(3))
+        inputs = lesson._inputs(batch(3), lesson._teach().features, None, 0.1)
+        outputs += [lesson._study(inputs).features, lesson._study_on(inputs, None)[0].features]
+    for features in outputs:
+        assert torch.allclose(features, outputs[0], atol=1e-5)
+    loss, _ = module.lesson(batch(3)).learn(0.4)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.drafter.parameters())
+
+
+def test_a_drafter_that_cannot_go_on_from_itself_is_refused() -> None:
+    class Deaf(nn.Linear):
+        block = 1
+
+    with pytest.raises(FalconLabError, match=r"Deaf cannot go on .* distillation\.unroll=1"):
+        distillation(drafter=Deaf(1, 1), unroll=2)
+
+
+def test_what_is_compiled_is_not_unrolled() -> None:
+    with pytest.raises(FalconLabError, match=r"distillation\.compile=false"):
+        distillation(unroll=2, compiled=True)

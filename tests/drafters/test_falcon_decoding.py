@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from falcon_cases import HIDDEN, VOCABULARY, drafter, rows
-from falcon_lab.drafters import falcon_decoding
+from falcon_lab.drafters import head_decoding
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
 from tiny_models import POSITIONS
@@ -198,7 +198,7 @@ def test_drafting_twice_without_news_gives_the_same() -> None:
 
 @pytest.mark.parametrize("query", ["block", "newest"])
 def test_the_cache_grows_with_the_sequence(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
-    monkeypatch.setattr(falcon_decoding, "CAPACITY", 8)
+    monkeypatch.setattr(head_decoding, "CAPACITY", 8)
     made = drafter(block=2, layers=2, query=query)
     _play(made, Oracle(made), [3, 5, 9, 20, 2])
 

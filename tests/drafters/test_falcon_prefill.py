@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from falcon_cases import drafter, rows
-from falcon_lab.drafters import falcon_decoding
+from falcon_lab.drafters import head_decoding
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import Frontier, Observation
 from watching import Largest
@@ -84,7 +84,7 @@ def test_one_long_observation_is_read_in_pieces(
 ) -> None:
     made = _made(3, query, phase)
     whole = observed(made, [50], (2, 4))
-    monkeypatch.setattr(falcon_decoding, "PIECE", 7)
+    monkeypatch.setattr(head_decoding, "PIECE", 7)
     calls: list[int] = []
     hook = made.backbone.register_forward_pre_hook(
         lambda _, __, given: calls.append(given["positions"].shape[1]), with_kwargs=True

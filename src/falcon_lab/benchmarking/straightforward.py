@@ -27,6 +27,7 @@ from falcon_lab.distillation.labelling import Labels, drafter_inputs, label_rows
 from falcon_lab.distillation.optimizing import make_optimizer
 from falcon_lab.distillation.randomness import derive_seed, generator_for, seeded_dropout
 from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
 from falcon_lab.protocols import GlanceRows, Prediction, Reveal
 
@@ -52,16 +53,17 @@ class Manner:
     teach_each: bool = False
 
 
-class PaddedDrafter(FalconDrafter):
-    """The drafter whose LSTM has one padded sequence a document."""
+class PaddedFuse(Fuse):
+    """An LSTM with one padded sequence a document."""
 
     alone = False
 
-    def _fuse_documents(self, tokens: Tensor, features: Tensor, runs: Runs) -> Tensor:
-        rows = self.join(tokens, features)
+    def packed(self, rows: Tensor, runs: Runs) -> Tensor:
+        """As ``Fusing``."""
         if self.alone:
-            return self.fuse(rows)[0]
-        return runs.pack(self.fuse(runs.unpack(rows))[0])
+            fused: Tensor = self(rows)[0]
+            return fused
+        return runs.pack(self(runs.unpack(rows))[0])
 
 
 class StraightforwardLoop:
@@ -168,11 +170,13 @@ def drafter_of(module: Distillation, manner: Manner) -> FalconDrafter:
     """A drafter with the module's weights, in training mode."""
     from falcon_lab.protocols import BuildContext
 
-    kind = PaddedDrafter if manner.padded or manner.alone else FalconDrafter
-    drafter = kind(module.drafter.config, BuildContext(module.target))
+    config = module.drafter.config
+    drafter = FalconDrafter(config, BuildContext(module.target))
+    if manner.padded or manner.alone:
+        width, layers = module.target.hidden_size, config.lstm_layers
+        drafter.fuse = fuse = PaddedFuse(config.fuse, width, layers=layers, dropout=config.dropout)
+        fuse.alone = manner.alone
     drafter.load_state_dict(module.drafter.state_dict())
-    if isinstance(drafter, PaddedDrafter):
-        drafter.alone = manner.alone
     return drafter.train()
 
 

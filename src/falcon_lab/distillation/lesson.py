@@ -6,7 +6,8 @@
     loss     student and target, a few rows at a time
 
 Both student passes have the same noise, block phases and dropout mask, and so the same rows and
-labels, which are found once.
+labels, which are found once. With ``distillation.unroll`` the student goes on from the pass that is
+learnt from (``protocols.Unrolls``), and further passes are learnt from too.
 
 Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden.
 """
@@ -14,6 +15,7 @@ Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,12 +98,16 @@ class Lesson:
                 if ratio > 0:
                     reveal = self._glance(teacher, first, labels, ratio)
             self.clock.lap("glance")
-        prediction = self._study(inputs, reveal)
+        prediction, *later = self._study_on(inputs, reveal)
         self.clock.lap("student")
         labels = label_rows(batch, prediction) if labels is None else labels
         if reveal is not None and not self.schedule.keep_revealed_in_loss:
             labels = labels._replace(valid=labels.valid & ~reveal.mask)
-        loss, tally = self._compare(teacher, prediction, labels, accuracy=accuracy)
+        tally = metrics.Tally(self.batch.tokens.device)
+        loss = self._compare(teacher, prediction, labels, tally, accuracy=accuracy)
+        for number, further in enumerate(later, start=1):
+            labels = label_rows(batch, further)
+            loss = loss + self._compare(teacher, further, labels, tally, number, accuracy=accuracy)
         tally.add_sum("train/revealed", 0 if reveal is None else reveal.mask.sum(), 1)
         return loss, tally
 
@@ -160,11 +166,19 @@ class Lesson:
         noise = noise if "features" in self.drafter.needs else 0.0
         return drafter_inputs(batch, features, noise, generators, taps)
 
-    def _study(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+    def _study(self, inputs: DrafterInputs) -> Prediction:
+        """The first pass alone."""
+        return self._study_on(inputs, None, passes=1)[0]
+
+    def _study_on(
+        self, inputs: DrafterInputs, reveal: Reveal | None, passes: int | None = None
+    ) -> list[Prediction]:
+        """The first pass and those that go on from it, ``passes`` or as many as are learnt from."""
         inputs = replace(inputs, generator=self._generator("drafter"))
         with seeded_dropout(derive_seed(*self.origin, "dropout"), inputs.tokens.device):
-            prediction: Prediction = self.drafter(inputs, reveal)
-            return prediction
+            if self.config.unroll == 1:
+                return [self.drafter(inputs, reveal)]
+            return list(islice(self.drafter.unroll(inputs, reveal), passes or self.config.unroll))
 
     def _mix(self, features: Tensor, first: Prediction, labels: Labels) -> Tensor:
         """Input features of which some are the student's own."""
@@ -193,9 +207,16 @@ class Lesson:
     # --- the loss ---------------------------------------------------------------------------
 
     def _compare(
-        self, teacher: Teacher, prediction: Prediction, labels: Labels, *, accuracy: bool
-    ) -> tuple[Tensor, metrics.Tally]:
-        tally = metrics.Tally(self.batch.tokens.device)
+        self,
+        teacher: Teacher,
+        prediction: Prediction,
+        labels: Labels,
+        tally: metrics.Tally,
+        number: int = 0,
+        *,
+        accuracy: bool,
+    ) -> Tensor:
+        """The loss of pass ``number``, summed over its rows and weighted."""
         rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
         agree: list[Tensor] = []
 
@@ -204,12 +225,15 @@ class Lesson:
             if accuracy:
                 agree.append(metrics.agreement(part))
 
-        loss = RowLoss(self.objective, teacher, self._generator("objective"), look)(rows)
-        tally.add_sum("train/loss", loss.detach(), len(rows))
+        purpose = f"objective{number}" if number else "objective"
+        loss = RowLoss(self.objective, teacher, self._generator(purpose), look)(rows)
+        weight = self.config.unroll_decay**number
+        tally.add_sum("train/loss", weight * loss.detach(), weight * len(rows))
         if accuracy:
             where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
-            metrics.add_by_position(tally, "train/position_{}/accuracy", torch.cat(agree), where)
-        return loss, tally
+            key = f"train/pass_{number + 1}/position_{{}}" if number else "train/position_{}"
+            metrics.add_by_position(tally, f"{key}/accuracy", torch.cat(agree), where)
+        return weight * loss
 
     def _count(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
         for name in self.objective.weights:

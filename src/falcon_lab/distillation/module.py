@@ -22,7 +22,7 @@ from falcon_lab.distillation.lesson import Lesson
 from falcon_lab.distillation.optimizing import make_optimizer
 from falcon_lab.distillation.timing import StepClock
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import GlancingSchedule, Objective, TrainableDrafter
+from falcon_lab.protocols import GlancingSchedule, Objective, TrainableDrafter, Unrolls
 from falcon_lab.schema import DistillationConfig
 from falcon_lab.targets.taps import tapped_for
 
@@ -60,6 +60,7 @@ class Distillation(LightningModule):
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        _check_unroll(drafter, config)
         self.save_hyperparameters(dict(hyperparameters or {}), logger=False)
         self.target = tapped_for(target, drafter)
         self.drafter: Any = drafter
@@ -213,3 +214,18 @@ class Distillation(LightningModule):
         """AdamW, warm-up, cosine."""
         weights = [p for p in self.drafter.parameters() if p.requires_grad]
         return make_optimizer(weights, self.config.optimizer, self.max_steps)
+
+
+def _check_unroll(drafter: object, config: DistillationConfig) -> None:
+    if config.unroll == 1:
+        return
+    if not isinstance(drafter, Unrolls):
+        raise FalconLabError(
+            f"distillation.unroll is {config.unroll}, and {type(drafter).__name__} cannot go on "
+            "from its own predictions in training (unroll); set distillation.unroll=1"
+        )
+    if config.compile:
+        raise FalconLabError(
+            "distillation.compile is for training passes that nothing goes on from; set "
+            "distillation.compile=false or distillation.unroll=1"
+        )

@@ -15,9 +15,9 @@ from torch import Tensor
 from falcon_lab.compiling.ahead import Announce
 from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
 from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
-from falcon_lab.drafters.falcon_passes import AtOnce, Passes
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.drafters.head_passes import AtOnce, Passes
 from falcon_lab.targets.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class GraphPass:
         found = drafter.backbone(
             embeddings=rows[None], positions=given.positions[None], mask=mask, cache=cache
         )[0, -asked:]
-        return (found, drafter.host.head(found.to(joined.dtype)), fused, *state)
+        return (found, drafter.logits(found), fused, *state)
 
 
 class _Inputs(NamedTuple):

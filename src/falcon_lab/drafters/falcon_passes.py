@@ -1,4 +1,4 @@
-"""The forward passes that Falcon's drafting is made of: the modules as they are, and compiled.
+"""Falcon's drafting passes compiled, each from tokens to logits.
 
 Shapes: D sequences (the root's one, or F branches), L rows of a sequence, O older rows before them,
 R = O + D·L rows of a pass, N of them asked for predictions, W columns of a mask, S keys, k block,
@@ -7,7 +7,7 @@ M layers of the LSTM, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ from torch.nn import functional
 from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
 from falcon_lab.compiling.lstm import Unrolled
 from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, size_for
-from falcon_lab.drafters.fusing import Fuse, State
-from falcon_lab.drafters.growing_cache import GrowingCache
-from falcon_lab.targets.backbone import Backbone
+from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.head_passes import AtOnce, Passes
 from falcon_lab.targets.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -27,104 +26,6 @@ if TYPE_CHECKING:
 LONGEST = 16
 """Rows of a sequence, and sequences, up to which a pass is compiled: its recurrence is written out
 row after row."""
-
-
-class AtOnce(NamedTuple):
-    """What a pass from tokens to logits gives.
-
-    Attributes:
-        hidden: ``[N, H]``.
-        logits: ``[N, V]``.
-        fused: ``[D, L, H]``, the rows as they went into the decoder blocks.
-        state: after each sequence's last row.
-    """
-
-    hidden: Tensor
-    logits: Tensor
-    fused: Tensor
-    state: State
-
-
-class WholePass(Protocol):
-    """A pass from tokens to logits: ``CompiledPass``, or the graphs of a GPU."""
-
-    def takes(self, tokens: Tensor, older: int, start: int) -> bool:
-        """Whether there is one for ``[D, L]`` tokens after so many older rows, the first of them
-        going to row ``start`` of the cache."""
-        ...
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        state: State,
-        older: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
-        asked: int,
-    ) -> AtOnce:
-        """As ``CompiledPass``."""
-        ...
-
-
-class Passes:
-    """The modules as they are.
-
-    Attributes:
-        spare: cache rows that a pass needs beyond those of its sequence.
-        at_once: what takes tokens to logits in one pass, if there is such a thing.
-    """
-
-    spare = 0
-    at_once: WholePass | None = None
-
-    def __init__(self, fuse: Fuse, backbone: Backbone) -> None:
-        self._fuse = fuse
-        self._backbone = backbone
-
-    @property
-    def held(self) -> int:
-        """Bytes of the last cache, where the next one takes them over."""
-        return 0
-
-    def capacity(self, rows: int) -> int:
-        """Rows of the cache that a sequence of so many gets."""
-        return rows
-
-    def new_cache(self, rows: int, most: int) -> GrowingCache:
-        """An empty cache of that capacity.
-
-        Args:
-            rows: that are needed.
-            most: rows up to which it doubles when more are needed.
-        """
-        layers = self._backbone.config.num_hidden_layers
-        return GrowingCache(layers, rows, self._backbone.layout, most)
-
-    def fuse(self, rows: Tensor, state: State | None) -> tuple[Tensor, State | None]:
-        """``[D, L, 2H]`` joined rows, going on from a state -> ``[D, L, H]`` and the next state."""
-        fused: tuple[Tensor, State | None] = self._fuse(rows, state)
-        return fused
-
-    def blocks(
-        self, rows: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> Tensor:
-        """Append rows to the cache.
-
-        Args:
-            rows: ``[1, R, H]``, fused.
-            positions: ``[1, R]`` long.
-            mask: ``[1, R, W]`` bool, who sees whom among the last W keys; None: all see all.
-            cache: earlier rows.
-
-        Returns:
-            ``[1, R, H]``.
-        """
-        hidden: Tensor = self._backbone(
-            embeddings=rows, positions=positions, mask=mask, cache=cache
-        )
-        return hidden
 
 
 class CompiledPasses(Passes):
@@ -279,7 +180,7 @@ class Traced(nn.Module):
         self.fused = mix.weight_hh_l0.new_zeros(mix.hidden_size)  # what a fused row is like
         self.layers: int = mix.num_layers
         self._join = drafter.join
-        self._host: Any = drafter.host
+        self._logits = drafter.logits
 
     def state(self, sequences: int) -> tuple[Tensor, Tensor]:
         """A state of the LSTM for so many sequences."""
@@ -311,7 +212,7 @@ class Traced(nn.Module):
             mask=mask[None],
             cache=Slices(keys, values, columns, rows.shape[0]),
         )[0].index_select(0, asked)
-        return found, self._host.head(found.to(joined.dtype)), fused, hidden, cell
+        return found, self._logits(found), fused, hidden, cell
 
 
 def _padded(positions: Tensor, mask: Tensor, more: int) -> tuple[Tensor, Tensor]:

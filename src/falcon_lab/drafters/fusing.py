@@ -1,17 +1,23 @@
-"""How a row (token embedding, feature) becomes one vector.
+"""How a row (token embedding, feature) becomes what decoder blocks read.
 
-Shapes: D sequences, L rows of a sequence, H hidden.
+Shapes: D sequences, L rows of a sequence, B batch, T rows of packed documents, N lanes, M layers of
+an LSTM, C channels of a joined row, W of a fused one, H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from falcon_lab.drafters.lanes import Lanes
+from falcon_lab.drafters.relaxed_mask import Runs
 
 FEW = 8
 """Rows up to which PyTorch's own LSTM is faster than oneDNN's: 0.1 ms against 0.3 ms for two
@@ -24,7 +30,38 @@ State = tuple[Tensor, Tensor]
 """LSTM state (h, c), each ``[layers, D, H]``."""
 
 
-class Fuse(nn.Module):
+class Fusing(nn.Module):
+    """Rows ``[D, L, C]`` to ``[D, L, W]``, each by itself: as they are, unless a subclass says so.
+
+    One that remembers earlier rows overrides all of the methods.
+    """
+
+    def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        """Fuse D sequences, each going on from its ``state`` (None: from the start).
+
+        Returns the fused rows and the state after each sequence's last row (None for the kinds
+        that remember nothing).
+        """
+        return rows, None
+
+    def padded(
+        self, rows: Tensor, lengths: Sequence[int], state: State | None
+    ) -> tuple[Tensor, State | None]:
+        """``forward`` of sequences of so many rows each, padded behind."""
+        fused: tuple[Tensor, State | None] = self(rows, state)
+        return fused
+
+    def packed(self, rows: Tensor, runs: Runs) -> Tensor:
+        """``[B, T, C]`` rows of packed documents -> ``[B, T, W]``, each document from the start."""
+        fused: Tensor = self(rows)[0]
+        return fused
+
+    def packed_with_states(self, rows: Tensor, runs: Runs) -> tuple[Tensor, State | None]:
+        """``packed``, and the state after every row, ``[M, B, T, H]`` each."""
+        return self.packed(rows, runs), None
+
+
+class Fuse(Fusing):
     """Rows ``[D, L, 2H]`` to ``[D, L, H]``.
 
     ``lstm`` recurs over the rows of a sequence (Falcon, arXiv 2412.12639 §3.2);
@@ -49,11 +86,7 @@ class Fuse(nn.Module):
             self.mix = nn.LSTM(2 * hidden, hidden, layers, dropout=between, batch_first=True)
 
     def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Fuse D sequences, each going on from its ``state`` (None: from the start).
-
-        Returns the fused rows and the state after each sequence's last row (None for the kinds
-        that remember nothing).
-        """
+        """As ``Fusing``."""
         rows = rows.to(next(self.mix.parameters()).dtype)
         if self.kind == "linear":
             return self.mix(rows), None
@@ -65,6 +98,40 @@ class Fuse(nn.Module):
                 return self.mix(rows, state)
         return self.mix(rows, state)
 
+    def padded(
+        self, rows: Tensor, lengths: Sequence[int], state: State | None
+    ) -> tuple[Tensor, State | None]:
+        """As ``Fusing``."""
+        if self.kind != "lstm" or min(lengths) == max(lengths):
+            return super().padded(rows, lengths, state)
+        rows = rows.to(next(self.parameters()).dtype)
+        packed = pack_padded_sequence(rows, torch.tensor(lengths), True, enforce_sorted=False)
+        fused, state = self.mix(packed, state)
+        return pad_packed_sequence(fused, batch_first=True)[0], state
+
+    def packed(self, rows: Tensor, runs: Runs) -> Tensor:
+        """As ``Fusing``."""
+        if self.kind != "lstm":
+            return super().packed(rows, runs)
+        if rows.device.type != "cpu":
+            # cuDNN wants its weights in one piece, and its sequences side by side cost little.
+            return runs.pack(self(runs.unpack(rows))[0])
+        lanes = Lanes.of(runs)
+        return lanes.gather(self.anew(*lanes.spread(rows)))
+
+    def packed_with_states(self, rows: Tensor, runs: Runs) -> tuple[Tensor, State | None]:
+        """As ``Fusing``."""
+        if self.kind != "lstm":
+            return super().packed_with_states(rows, runs)
+        lanes = Lanes.of(runs)
+        hiddens, cells = [], []
+        for fused, gates in self._layers(*lanes.spread(rows)):
+            opened, kept, new, _ = gates().chunk(4, dim=-1)
+            cell = running(kept.sigmoid(), opened.sigmoid() * new.tanh())
+            hiddens.append(lanes.gather(fused))
+            cells.append(lanes.gather(cell))
+        return hiddens[-1], (torch.stack(hiddens), torch.stack(cells))
+
     def anew(self, rows: Tensor, free: Tensor) -> Tensor:
         """Fuse sequences in which documents follow each other, with a fresh state for each.
 
@@ -75,6 +142,12 @@ class Fuse(nn.Module):
             rows: ``[D, L, 2H]`` of kind ``lstm``, zero where free.
             free: ``[D, L]`` bool, rows of no document; one at least between two documents.
         """
+        for fused, _ in self._layers(rows, free):
+            rows = fused
+        return rows
+
+    def _layers(self, rows: Tensor, free: Tensor) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
+        """Each layer's rows ``[N, L, H]``, and what computes its gates anew, ``[N, L, 4·H]``."""
         lstm: Any = self.mix
         rows = rows.to(lstm.weight_ih_l0.dtype)
         closing = free.unsqueeze(-1).to(rows)
@@ -90,7 +163,27 @@ class Fuse(nn.Module):
             given = torch.cat([rows, closing], dim=-1)
             settings = (True, 1, 0.0, self.training, False, True)
             rows = torch.lstm(given, start, weights, *settings)[0]
-        return rows
+            yield rows, partial(_gates, given, rows, weights)
+
+
+def _gates(given: Tensor, outputs: Tensor, weights: list[Tensor]) -> Tensor:
+    """A layer's gates, of which the kernels keep nothing: what it read is known by now."""
+    into, onto, *biases = weights
+    before = functional.pad(outputs, (0, 0, 1, -1))
+    return functional.linear(given, into, biases[0] + biases[1]) + functional.linear(before, onto)
+
+
+def running(kept: Tensor, new: Tensor) -> Tensor:
+    """The cells ``c_t = kept_t · c_{t-1} + new_t`` of all rows ``[N, L, H]``, from zero.
+
+    In log L steps over all rows (Hillis and Steele's scan), each of products of numbers below 1.
+    """
+    step = 1
+    while step < kept.shape[1]:
+        new = new + kept * functional.pad(new, (0, 0, step, -step))
+        kept = kept * functional.pad(kept, (0, 0, step, -step))
+        step *= 2
+    return new
 
 
 def _is_short(rows: Tensor) -> bool:

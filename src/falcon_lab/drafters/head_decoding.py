@@ -1,4 +1,4 @@
-"""Falcon's drafting side: the cache, the LSTM states and the passes of a round.
+"""A head's drafting side: the cache, the states of its fuse and the passes of a round.
 
 The caching rule: a committed row's K/V are those of the pass that computed it last, when it saw
 everything up to the end of its block then. The first pass of a round computes the new rows
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.falcon_passes import WholePass
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.drafters.head_passes import WholePass
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
 from falcon_lab.targets.batch_cache import RowCache
 
 if TYPE_CHECKING:
-    from falcon_lab.drafters.falcon import FalconDrafter
+    from falcon_lab.drafters.feature_head import FeatureHead
 
 CAPACITY = 512  # rows of a cache when nobody has said how long the sequence will get
 PIECE = 2048  # rows of one pass over a prompt, so that no mask is larger than [1, PIECE, S]
@@ -61,14 +61,12 @@ class Begun:
         length: L.
         state: LSTM state after row L - 1.
         recent: ``[1, up to k, H]``, the newest rows, fused.
-        dtype: that the LM head reads.
     """
 
     features: Tensor
     length: int
     state: State | None
     recent: Tensor
-    dtype: torch.dtype
 
 
 class Decoding:
@@ -79,12 +77,10 @@ class Decoding:
         cache: where its rows go; None makes a cache that grows.
     """
 
-    def __init__(
-        self, drafter: FalconDrafter, cache: GrowingCache | RowCache | None = None
-    ) -> None:
+    def __init__(self, drafter: FeatureHead, cache: GrowingCache | RowCache | None = None) -> None:
         self._drafter = drafter
         self._block = drafter.block
-        self._aligned = drafter.config.phase == "aligned"
+        self._aligned = drafter.aligned
         self._pending: list[Observation] = []
         self._length = 0  # L, fused
         self._computed = 0  # of them, those whose keys and values are in the cache
@@ -115,14 +111,13 @@ class Decoding:
         if (found := self._at_once(frontier)) is not None:
             return found
         hidden = self._root() if frontier.tokens.shape[1] == 0 else self._blocks(frontier)
-        host = self._drafter.host
-        return DraftOutput(host.head(hidden.to(self._dtype)), hidden, all_proposed=True)
+        return DraftOutput(self._drafter.logits(hidden), hidden, all_proposed=True)
 
     def begin(self) -> Begun:
         """Compute the first pass of a round, for somebody who goes on with the sequence."""
         hidden = self._root()
         assert self._recent is not None
-        return Begun(hidden, self._length, self._state, self._recent, self._dtype)
+        return Begun(hidden, self._length, self._state, self._recent)
 
     # --- passes from tokens to logits -------------------------------------------------------
 
@@ -146,7 +141,7 @@ class Decoding:
         ready = self._computed == self._length and block <= length
         if not ready or older > recent.shape[1] or not at_once.takes(tokens[None], older, start):
             return None
-        features = features_of(self._pending.pop())
+        features = self._read(self._pending.pop())
         positions, mask = self._window_layout(start, length, 0)
         cache.truncate(start)
         found = at_once(
@@ -235,17 +230,19 @@ class Decoding:
         if not self._pending:
             return
         tokens = torch.cat([taken.tokens for taken in self._pending])
-        features = torch.cat([features_of(taken) for taken in self._pending])
+        features = torch.cat([self._read(taken) for taken in self._pending])
         self._pending.clear()
         for start in range(0, tokens.shape[0], PIECE):
             self._fuse(tokens[start : start + PIECE], features[start : start + PIECE])
             left = tokens.shape[0] - start - PIECE
             self._compute_whole_blocks(self._length + remaining + max(0, left))
 
+    def _read(self, observation: Observation) -> Tensor:
+        return self._drafter.read(observation.features, observation.taps)
+
     def _fuse(self, tokens: Tensor, features: Tensor) -> None:
         """Append ``[n]`` tokens and ``[n, H]`` features to the fused rows."""
         joined = self._drafter.join(tokens, features).unsqueeze(0)
-        self._dtype = joined.dtype
         fused, self._state = self._drafter.passes.fuse(joined, self._state)
         recent = self._recent
         self._recent = fused if recent is None else torch.cat([recent, fused], dim=1)
@@ -417,10 +414,3 @@ class Decoding:
 def branch(state: State | None, parents: Tensor) -> State | None:
     """The states of some of the sequences."""
     return None if state is None else (state[0][:, parents], state[1][:, parents])
-
-
-def features_of(observation: Observation) -> Tensor:
-    """The features of an observation, without which Falcon cannot draft."""
-    if observation.features is None:
-        raise ValueError("the Falcon drafter needs target features with every observation")
-    return observation.features

@@ -1,4 +1,4 @@
-"""Falcon's drafting for several sequences at once: what ``falcon_decoding.py`` does for one.
+"""A head's drafting for several sequences at once: what ``head_decoding.py`` does for one.
 
 A pass is one call of the LSTM, the decoder blocks and the LM head for all rows that draft in it,
 padded to the widest and masked. Only a sequence's first pass, which computes its prompt, is a call
@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pad_sequence
 
-from falcon_lab.drafters.falcon_batch_layout import Blocks, Windows, block_mask, pick
-from falcon_lab.drafters.falcon_batch_rows import BatchPass, Known, Prompt
-from falcon_lab.drafters.falcon_decoding import Decoding, branch, features_of
 from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.head_batch_layout import Blocks, Windows, block_mask, pick
+from falcon_lab.drafters.head_batch_rows import BatchPass, Known, Prompt
+from falcon_lab.drafters.head_decoding import Decoding, branch
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
 from falcon_lab.targets.sending import send
 
 if TYPE_CHECKING:
-    from falcon_lab.drafters.falcon import FalconDrafter
+    from falcon_lab.drafters.feature_head import FeatureHead
 
 
-class FalconSequences:
+class HeadSequences:
     """Up to B sequences being drafted for.
 
     Args:
@@ -39,7 +39,7 @@ class FalconSequences:
         room: columns that such a sequence and a round's blocks take.
     """
 
-    def __init__(self, drafter: FalconDrafter, rows: int, positions: int, room: int) -> None:
+    def __init__(self, drafter: FeatureHead, rows: int, positions: int, room: int) -> None:
         self._drafter = drafter
         self._block = drafter.block
         self._widest = room - positions  # rows of a pass that fit behind any sequence
@@ -90,8 +90,7 @@ class FalconSequences:
         else:
             hidden = self._blocks(rows, list(frontiers.values()))
             counts = [frontier.tokens.shape[0] for frontier in frontiers.values()]
-        host = self._drafter.host
-        logits = host.head(hidden.to(self._dtype)).split(counts)
+        logits = self._drafter.logits(hidden).split(counts)
         return {
             row: DraftOutput(of_row, features, all_proposed=True)
             for row, of_row, features in zip(rows, logits, hidden.split(counts), strict=True)
@@ -136,7 +135,6 @@ class FalconSequences:
     def _first(self, row: int, prompt: Prompt) -> Tensor:
         """A sequence's first pass, ``[1, k, H]``; from then on it is one of many."""
         begun = prompt.decoding.begin()
-        self._dtype = begun.dtype
         self._sequences[row] = Known(length=begun.length)
         place = send([row], begun.recent.device)
         self._keep_state(place, begun.state)
@@ -165,13 +163,15 @@ class FalconSequences:
         if not all(sequence.pending for sequence in taken):
             raise RuntimeError("draft() needs observed positions: call observe() first")
         tokens = [torch.cat([one.tokens for one in s.pending]) for s in taken]
-        features = [torch.cat([features_of(one) for one in s.pending]) for s in taken]
+        features = [
+            torch.cat([drafter.read(one.features, one.taps) for one in s.pending]) for s in taken
+        ]
         joined = drafter.join(
             pad_sequence(tokens, batch_first=True), pad_sequence(features, batch_first=True)
         )
         index = send(rows, joined.device)
         new = [len(of_row) for of_row in tokens]
-        fused, state = self._fuse(joined, new, branch(self._state, index))
+        fused, state = drafter.fuse.padded(joined, new, branch(self._state, index))
         recent = self._memory(fused)
         known = torch.cat([recent[index], fused], dim=1)
         last = send(new, known.device)[:, None]
@@ -181,18 +181,6 @@ class FalconSequences:
             sequence.length += count
             sequence.pending, sequence.provisional = [], 0
         return known
-
-    def _fuse(
-        self, rows: Tensor, new: list[int], state: State | None
-    ) -> tuple[Tensor, State | None]:
-        """Fuse ``[R, m, 2H]``, of which each sequence has its own number of rows."""
-        fuse = self._drafter.fuse
-        if fuse.kind != "lstm" or min(new) == max(new):
-            return fuse(rows, state)
-        rows = rows.to(next(fuse.parameters()).dtype)
-        packed = pack_padded_sequence(rows, torch.tensor(new), True, enforce_sorted=False)
-        fused, state = fuse.mix(packed, state)
-        return pad_packed_sequence(fused, batch_first=True)[0], state
 
     def _memory(self, fused: Tensor) -> Tensor:
         if self._recent is None:
@@ -214,7 +202,7 @@ class FalconSequences:
         """First row of the window of a sequence that had ``before`` rows; as for one sequence."""
         if self._drafter.offsets is not None:
             return before
-        if self._drafter.config.phase != "aligned":
+        if not self._drafter.aligned:
             before -= before % self._block
         return max(0, min(before, length - self._block))
 

@@ -1,4 +1,4 @@
-"""What batched Falcon drafting knows of its rows between calls.
+"""What batched drafting knows of its rows between calls.
 
 Shapes: L committed rows of a sequence, F frontier blocks, P provisional blocks, Q blocks that may
 be seen, k block, H hidden.
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from falcon_lab.drafters.falcon_decoding import Decoding
 from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.head_decoding import Decoding
 from falcon_lab.protocols import Observation
 from falcon_lab.targets.batch_cache import RowCache
 

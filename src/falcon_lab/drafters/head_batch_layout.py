@@ -1,4 +1,4 @@
-"""Where the rows of a batched Falcon pass come from and go to.
+"""Where the rows of a batched drafting pass come from and go to.
 
 Shapes: R rows of a pass (sequences), L committed rows of a sequence, T rows that a pass computes of
 each, F frontier blocks, Q provisional blocks, k block, S columns, H hidden.
@@ -15,7 +15,7 @@ from torch import Tensor
 from falcon_lab.targets.sending import send
 
 if TYPE_CHECKING:
-    from falcon_lab.drafters.falcon import FalconDrafter
+    from falcon_lab.drafters.feature_head import FeatureHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Windows:
         starts: list[int],
         lengths: list[int],
         ends: list[int],
-        drafter: FalconDrafter,
+        drafter: FeatureHead,
         known: int,
         device: torch.device,
     ) -> Windows:
@@ -80,12 +80,12 @@ class Windows:
         )
 
 
-def _horizon(index: Tensor, length: Tensor, drafter: FalconDrafter) -> Tensor:
+def _horizon(index: Tensor, length: Tensor, drafter: FeatureHead) -> Tensor:
     """The last row that each row of a window sees."""
     block = drafter.block
     if drafter.offsets is not None:
         return index
-    if drafter.config.phase == "aligned":
+    if drafter.aligned:
         behind = (length - 1 - index).div(block, rounding_mode="floor") * block
         return length - 1 - behind
     end = index.div(block, rounding_mode="floor") * block + block - 1

@@ -1,0 +1,206 @@
+"""A base for drafter heads that live on the target's features: Falcon, EAGLE, and yours.
+
+Row t of such a head is (x_{t+1}, g_t): the token one step ahead and what the head reads of the
+target at t. Rows are joined, fused, sent through decoder blocks in blocks of k, and what comes out
+at row t speaks of position t + k; a later pass of a round reads it in place of g. A head says how
+that is done (``read``, ``join``, ``fuse``, ``backbone``, ``logits``); training with block phases,
+glances and unrolled passes, drafting with its cache, prompts in parts, and batches are here.
+
+Shapes: B batch, T rows, k block, C channels of a joined row, L tapped layers, H hidden,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falcon_lab.distillation.compiling import Compiled, Compiler
+from falcon_lab.drafters.fusing import Fusing
+from falcon_lab.drafters.head_batch import HeadSequences
+from falcon_lab.drafters.head_decoding import Decoding
+from falcon_lab.drafters.head_passes import Passes
+from falcon_lab.drafters.head_training import first_pass
+from falcon_lab.drafters.relaxed_mask import Runs, find_runs
+from falcon_lab.drafters.unrolling import unrolled
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import (
+    DrafterHost,
+    DrafterInputs,
+    DraftOutput,
+    Frontier,
+    Observation,
+    Prediction,
+    Reveal,
+    TreeBuilder,
+)
+from falcon_lab.targets.backbone import Backbone
+
+FLEX = "flex_attention"
+
+
+class FeatureHead(nn.Module):
+    """A ``TrainableDrafter`` of blocks of k rows under the relaxed causal mask (k = 1: causal).
+
+    Its weights are those of ``fuse``, ``backbone`` and ``offsets``, and what a subclass adds.
+
+    Attributes:
+        block: k.
+        needs: target features.
+        aligned: whether the newest k rows are one block and training covers every phase; else
+            blocks sit at multiples of k.
+        offsets: ``[k, H]``, for a head whose k predictions are all asked from the newest row, each
+            by a query of its own; None: the last k rows predict.
+        passes: what drafting computes with.
+
+    Args:
+        host: the frozen target.
+        fuse: joined rows to what the decoder blocks read.
+        backbone: the decoder blocks.
+        block: k.
+        aligned: see above.
+        offsets: see above.
+    """
+
+    needs = frozenset({"features"})
+
+    def __init__(
+        self,
+        host: DrafterHost,
+        fuse: Fusing,
+        backbone: Backbone,
+        *,
+        block: int = 1,
+        aligned: bool = True,
+        offsets: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.aligned = aligned
+        self.host: Any = host
+        self.fuse = fuse
+        self.backbone = backbone
+        self.offsets = offsets
+        self.passes: Passes = Passes(fuse, backbone)
+        self._compiled: Compiled | None = None
+        self._decoding = Decoding(self)
+
+    # --- what a head may say otherwise --------------------------------------------------------
+
+    def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
+        """What stands beside a token in a row of true positions: the target's features.
+
+        A head that taps layers makes it of ``taps``, ``[..., L, H]``.
+
+        Returns:
+            ``[..., H]``, as wide as what the decoder blocks put out.
+        """
+        if features is None:
+            raise ValueError(f"{type(self).__name__} needs target features with every observation")
+        return features
+
+    def join(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Rows before fusing: ``[..., n]`` tokens, ``[..., n, H]`` features -> ``[..., n, C]``."""
+        embedded = self.host.embed(tokens)
+        return torch.cat([embedded, features.to(embedded.dtype)], dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the blocks put out, ``[..., H]`` -> ``[..., V]``: by the target's own LM head."""
+        logits: Tensor = self.host.head(hidden.to(self.host.dtype))
+        return logits
+
+    def predicted(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """``features`` and ``logits`` of a training ``Prediction`` with these rows ``[B, R, H]``.
+
+        As they stand here, the rows are predictions of the target's features.
+        """
+        return hidden, None
+
+    # --- training -----------------------------------------------------------------------------
+
+    def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+        """Predict every row, with one random block phase a document (if blocks are aligned)."""
+        return self.predict(inputs, self._draw_phase(inputs), reveal)
+
+    def predict(
+        self, inputs: DrafterInputs, phase: Tensor, reveal: Reveal | None = None
+    ) -> Prediction:
+        """``forward`` at a given ``phase``, ``[B, T]`` long, constant in a document."""
+        return first_pass(self, inputs, phase, reveal).prediction
+
+    def unroll(
+        self, inputs: DrafterInputs, reveal: Reveal | None = None, phase: Tensor | None = None
+    ) -> Iterator[Prediction]:
+        """``forward``, and then what later drafting passes predict, without end (``Unrolls``)."""
+        return unrolled(self, inputs, self._draw_phase(inputs) if phase is None else phase, reveal)
+
+    def compile_training(self, compiler: Compiler = torch.compile) -> None:
+        """Send the decoder blocks of a training pass through ``torch.compile``.
+
+        Fusing is left as it is, and decoding has shapes of its own.
+        """
+        self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
+
+    def train_blocks(self, **rows: Any) -> Tensor:
+        """The decoder blocks in a training pass; the arguments are ``Backbone.forward``'s."""
+        on_cpu = rows["positions"].device.type == "cpu"
+        if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
+            raise FalconLabError(
+                f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
+            )
+        fast = self._compiled if self.training and "cache" not in rows else None
+        hidden: Tensor = self.backbone(**rows) if fast is None else fast(**rows)
+        return hidden
+
+    def _draw_phase(self, inputs: DrafterInputs) -> Tensor:
+        runs: Runs = find_runs(inputs.documents)
+        if not self.aligned:
+            return torch.zeros_like(runs.number)
+        generator = inputs.generator
+        phases = torch.randint(
+            self.block, (runs.count,), generator=generator, device=generator.device
+        )
+        return phases.to(runs.number.device)[runs.number]
+
+    # --- drafting -----------------------------------------------------------------------------
+
+    def reset(self, first: Tensor) -> None:
+        """Start a sequence. (Its first token alone makes no row.)"""
+        self._decoding = Decoding(self)
+
+    def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
+        """Memory of the decoder blocks' keys and values for such a sequence."""
+        rows = self._kv_rows(positions, tree)
+        return self.backbone.layout.bytes(self.passes.capacity(rows))
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that is taken already, and that the next sequence takes over."""
+        return self.passes.held
+
+    def reserve(self, positions: int, tree: TreeBuilder) -> None:
+        """Take that memory when the first row is computed, and no more later."""
+        self._decoding.expect(self._kv_rows(positions, tree))
+
+    def _kv_rows(self, positions: int, tree: TreeBuilder) -> int:
+        """Rows of a sequence, and of a round's blocks: at most one a node in every pass."""
+        passes = -(-tree.max_depth // self.block)
+        provisional = max(1, passes * tree.max_nodes) * self.block
+        rows = positions + provisional * (1 if self.offsets is None else 2)
+        return rows + self.passes.spare
+
+    def observe(self, observation: Observation) -> None:
+        """Append rows; the next ``draft`` computes them."""
+        self._decoding.observe(observation)
+
+    @torch.no_grad()
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        """One pass: the last k rows (the root), or F blocks of draft tokens."""
+        return self._decoding.draft(frontier)
+
+    def sequences(self, rows: int, positions: int, tree: TreeBuilder) -> HeadSequences:
+        """Places for ``rows`` sequences that are drafted for in one call."""
+        return HeadSequences(self, rows, positions, self._kv_rows(positions, tree))
