@@ -38,5 +38,5 @@ class Origin:
             if override.covers(key) or (inside and (key not in self.places or spoken_of)):
                 return override.label
         while key and key not in self.places:
-            key = key.rpartition(".")[0]
+            key = key.rpartition("[" if key.endswith("]") else ".")[0]
         return self.places[key] if key else self.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation import benchmark
 from falcon_lab.evaluation.benchmark import measure
+from falcon_lab.evaluation.rows import TurnRow
 from falcon_lab.schema import EvaluationConfig
 from measuring import ChatLetters, Letters, Scripted, prompt
 
@@ -255,3 +256,64 @@ def test_what_a_stop_string_cuts_off_is_not_in_the_answers_text() -> None:
 def test_no_prompts_are_an_error_that_names_the_key() -> None:
     with pytest.raises(FalconLabError, match=r"evaluation\.prompts"):
         measure({"plain": Scripted([65])}, [], config(), stop=STOP)
+
+
+class Kept:
+    """A journal in memory."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[int, str], dict[str, list[TurnRow]]] = {}
+
+    def group(
+        self, repeat: int, prompt: str, methods: Sequence[str]
+    ) -> dict[str, list[TurnRow]] | None:
+        found = self.answers.get((repeat, prompt), {})
+        return found if set(methods) <= set(found) else None
+
+    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[TurnRow]) -> None:
+        self.answers.setdefault((repeat, prompt), {})[method] = list(turns)
+
+
+class Stops(Scripted):
+    """Answers so often, then breaks."""
+
+    left = 3
+
+    def generate(self, *args: Any, **kwargs: Any) -> Generation:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super().generate(*args, **kwargs)
+
+
+def test_a_measurement_that_was_interrupted_goes_on_with_the_prompt_that_it_was_at() -> None:
+    journal = Kept()
+    log: list[tuple[str, str]] = []
+    prompts = [prompt(str(n), letter) for n, letter in enumerate("abc")]
+    settings: dict[str, Any] = {"stop": STOP, "on_progress": QUIET, "journal": journal}
+    broken = {"plain": Scripted([65]), "tree": Stops([66])}
+    with pytest.raises(KeyboardInterrupt):  # its fourth answer is to a in the second pass
+        measure(broken, prompts, config(repeats=2), **settings)
+    engines = {name: Scripted([65], log=log, name=name) for name in ("plain", "tree")}
+    found = measure(engines, prompts, config(repeats=2, warmup=1), **settings)
+    order = [("plain", "a"), ("tree", "a")]  # the warm-up
+    order += [("tree", "a"), ("plain", "a")]  # turns as they would have been
+    order += [("plain", "b"), ("tree", "b"), ("tree", "c"), ("plain", "c")]
+    assert log == order
+    assert [len(row.wall_repeats) for row in found.rows["tree"]] == [2, 2, 2]
+    assert found.rows["tree"][0].turns[0].tokens in ([65], [66])
+
+
+def test_a_finished_measurement_is_read_and_nothing_is_answered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    journal = Kept()
+    prompts = [prompt("0", "a")]
+    settings: dict[str, Any] = {"stop": STOP, "journal": journal}
+    first = measure({"plain": Scripted([65])}, prompts, config(warmup=1), **settings)
+    capsys.readouterr()
+    idle = Scripted([66])
+    again = measure({"plain": idle}, prompts, config(warmup=1), **settings)
+    assert idle.prompts == []
+    assert again.rows == first.rows
+    assert capsys.readouterr().err == ""

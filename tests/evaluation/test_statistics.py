@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.stats
+from numpy.typing import NDArray
 
 from falcon_lab.evaluation import statistics
-from falcon_lab.evaluation.statistics import Interval, compare, paired_ratio, speedup
+from falcon_lab.evaluation.statistics import (
+    Interval,
+    compare,
+    paired_ratio,
+    resampled,
+    speedup,
+    time_per_token_ratio,
+)
 from measuring import row
 
 
@@ -117,3 +125,84 @@ def test_methods_measured_on_different_prompts_are_not_paired() -> None:
         statistics.pair(base, [row("tree", "a"), row("tree", "c")])
     with pytest.raises(ValueError, match="not measured on the same prompts"):
         statistics.pair(base, [row("tree", "a"), row("tree", "b"), row("tree", "b")])
+
+
+# --- training seeds and prompts ------------------------------------------------------------------
+
+
+def mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of the first figure over that of the second."""
+    return np.asarray(table[0] / table[1])
+
+
+def counted(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[S, P]`` values with the number of them: their sums give the mean."""
+    return np.stack([values, np.ones_like(values)])
+
+
+def test_the_spread_of_a_mean_over_seeds_and_prompts_is_the_one_that_theory_gives() -> None:
+    dice = np.random.default_rng(0)
+    seeds, prompts = 12, 40
+    values = dice.normal(0, 1.0, (seeds, 1)) + dice.normal(0, 2.0, (1, prompts))  # no noise
+    found = resampled(mean, counted(values), resamples=20_000)
+    assert found.low is not None
+    assert found.high is not None
+    spread = values.mean(1).var() / seeds + values.mean(0).var() / prompts
+    width = 2 * scipy.stats.norm.ppf(0.975) * np.sqrt(spread)
+    assert found.high - found.low == pytest.approx(width, rel=0.04)
+    assert found.ratio == pytest.approx(values.mean())
+
+
+def test_more_seeds_do_not_make_up_for_few_prompts() -> None:
+    prompts = np.random.default_rng(1).normal(0, 1.0, (1, 10))
+    one = resampled(mean, counted(prompts))
+    many = resampled(mean, counted(np.repeat(prompts, 50, axis=0)))
+    assert width_of(many) == pytest.approx(width_of(one), rel=0.05)
+
+
+def test_more_prompts_do_not_make_up_for_few_seeds() -> None:
+    seeds = np.random.default_rng(2).normal(0, 1.0, (4, 1))
+    few = resampled(mean, counted(np.repeat(seeds, 5, axis=1)))
+    many = resampled(mean, counted(np.repeat(seeds, 500, axis=1)))
+    assert width_of(few) > 0.3
+    assert width_of(many) == pytest.approx(width_of(few), rel=0.05)
+
+
+def test_the_interval_over_seeds_and_prompts_covers_the_truth() -> None:
+    covered = 0
+    for seed in range(200):
+        dice = np.random.default_rng(seed)
+        effects = dice.normal(0, 0.5, (8, 1)) + dice.normal(0, 1.0, (1, 24))
+        values = 3.0 + effects + dice.normal(0, 0.5, (8, 24))
+        found = resampled(mean, counted(values), resamples=1000, seed=seed)
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 3.0 <= found.high
+    assert 0.87 <= covered / 200 <= 0.99
+
+
+def test_what_makes_a_prompt_hard_for_every_seed_of_both_sides_cancels() -> None:
+    hard = np.array([1.0, 50.0, 3.0, 17.0])
+    tokens = np.full(4, 10.0)
+    base = np.stack([hard, tokens])[:, None]  # [2, 1, P]
+    other = np.stack([np.stack([hard / 2, hard / 2]), np.stack([tokens, tokens])])  # [2, 2, P]
+    found = resampled(time_per_token_ratio, base, other)
+    assert (found.ratio, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_one_seed_is_the_bootstrap_over_prompts() -> None:
+    base, other = ([1.0, 2.0, 4.0], [5, 6, 7]), ([1.0, 1.0, 1.5], [5, 6, 7])
+    tables = [np.array(side, dtype=np.float64)[:, None] for side in (base, other)]
+    assert resampled(time_per_token_ratio, *tables) == paired_ratio(base, other)
+
+
+def test_a_statistic_that_no_resample_can_tell_has_no_interval() -> None:
+    nothing = counted(np.zeros((2, 3)))
+    found = resampled(lambda table: table[1] / table[0], nothing)
+    assert (found.low, found.high) == (None, None)
+
+
+def width_of(found: Interval) -> float:
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low

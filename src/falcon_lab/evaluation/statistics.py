@@ -107,7 +107,8 @@ def resampled(
         resamples: R.
         confidence: of the percentile interval.
     """
-    value = float(statistic(*(table.sum(axis=(1, 2)) for table in tables)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(statistic(*(table.sum(axis=(1, 2)) for table in tables)))
     prompts = tables[0].shape[2]
     if prompts < 2:
         return Interval(value, None, None)
