@@ -6,7 +6,7 @@ by strings and imported when a component is built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from falcon_lab.hookspecs import Register, hookimpl
@@ -73,6 +73,31 @@ class CsgdConfig:
 
     def __post_init__(self) -> None:
         one_of("tokens", self.tokens, ("target", "data"))
+
+
+@dataclass
+class RandomConfig:
+    """Glancing at random positions (GLAT, arXiv 2008.07905, §3.2), with GLAT's own ratios."""
+
+    start: float = 0.5
+    end: float = 0.3
+    tokens: str = "target"
+    """As CSGD's."""
+    revealed_in_loss: bool = False
+    """As CSGD's; GLAT leaves them out."""
+
+    def __post_init__(self) -> None:
+        one_of("tokens", self.tokens, ("target", "data"))
+
+
+@dataclass
+class ValidPrefixConfig:
+    """SpecBlock's mask: a row counts in the loss while all before it in its block are right."""
+
+    schedule: dict[str, Any] = field(
+        default_factory=lambda: {"name": "none"}, metadata={"component": "schedule"}
+    )
+    """What is shown to the drafter: another schedule's node."""
 
 
 @dataclass
@@ -183,6 +208,10 @@ def register_components(register: Register) -> None:
     """Register everything that ships with falcon-lab."""
     register.drafter("falcon", "falcon_lab.drafters.falcon:FalconDrafter", config=FalconConfig)
     register.schedule("csgd", "falcon_lab.glancing.csgd:Csgd", config=CsgdConfig)
+    register.schedule("random", "falcon_lab.glancing.random:RandomGlancing", config=RandomConfig)
+    register.schedule(
+        "valid_prefix", "falcon_lab.glancing.valid_prefix:ValidPrefix", config=ValidPrefixConfig
+    )
     register.schedule("none", "falcon_lab.glancing.none:NoGlancing")
     register.objective(
         "falcon", "falcon_lab.objectives.falcon:FalconObjective", config=FalconObjectiveConfig

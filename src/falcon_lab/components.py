@@ -101,6 +101,9 @@ class Components:
     def check(self, kind: str, node: Mapping[str, Any], key: str) -> dict[str, Any]:
         """A component's YAML node with its defaults filled in.
 
+        A field of its dataclass that holds the node of another component says so by
+        ``metadata={"component": kind}``, and the node is checked with it.
+
         Raises:
             ConfigError: naming the full key, for a name nobody registered, an unknown option, or
                 a value that the component's dataclass refuses.
@@ -108,6 +111,8 @@ class Components:
         component = self.named(kind, node, key)
         config = _config_of(component, node, key)
         values = {} if config is None else _plain(config)
+        for name, inner in _nodes(component.config).items():
+            values[name] = self.check(inner, values[name], join(key, name))
         return {"name": node["name"], **values}
 
     def defaults(self, kind: str, name: str) -> dict[str, Any]:
@@ -203,6 +208,12 @@ def _builder(component: Component) -> Callable[..., Any]:
 def _plain(config: Any) -> dict[str, Any]:
     plain = dataclasses.asdict(config)
     return {field.name: plain[field.name] for field in dataclasses.fields(config) if field.init}
+
+
+def _nodes(config: type | None) -> dict[str, str]:
+    """The options that are nodes of other components, and of which kind."""
+    fields = () if config is None else dataclasses.fields(config)
+    return {f.name: f.metadata["component"] for f in fields if "component" in f.metadata}
 
 
 def _options(config: type | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ ahead next to the feature, as EAGLE and Falcon do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -58,6 +58,10 @@ class DrafterHost(Protocol):
 
     def head(self, features: Tensor) -> Tensor:
         """The LM head with the target's own scaling or soft cap: ``[..., H]`` -> ``[..., V]``."""
+        ...
+
+    def copy_head(self) -> nn.Module:
+        """A head of the drafter's own that begins as the target's, in float32."""
         ...
 
 
@@ -254,7 +258,7 @@ class Prediction:
 
     Attributes:
         features: ``[B, R, H]``, or None for a drafter that predicts tokens alone.
-        logits: ``[B, R, V]``; None asks for ``host.head(features)``.
+        logits: ``[B, R, V]``; None asks for ``head``, for as many rows at a time as there is room.
         label: ``[B, R]`` long, the position t whose target feature h_t (and whose next-token
             distribution) the row predicts; out of range means no label.
         source: ``[B, R]`` long, the newest position whose true input the row was meant to see.
@@ -262,6 +266,8 @@ class Prediction:
         slot: ``[B, R]`` long, place in the block, 0..k-1 (0 is the next token).
         group: ``[B, R]`` long, block of the row, equal for the rows of one block, unique in the
             sequence.
+        head: ``[n, H]`` features and ``[n]`` slots of any rows -> ``[n, V]``, where the drafter has
+            heads of its own; None: ``host.head(features)``.
     """
 
     features: Tensor | None
@@ -270,6 +276,7 @@ class Prediction:
     source: Tensor
     slot: Tensor
     group: Tensor
+    head: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +363,18 @@ class GlancingSchedule(Protocol):
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
         """``[B, R]`` bool: the rows to show."""
+        ...
+
+
+@runtime_checkable
+class ChoosesRows(Protocol):
+    """What a ``GlancingSchedule`` also has that leaves rows out of the loss."""
+
+    def counts(self, rows: GlanceRows) -> Tensor:
+        """``[B, R]`` bool: the valid rows that the loss is to have.
+
+        ``rows.wrong`` is about the very pass that is learnt from.
+        """
         ...
 
 

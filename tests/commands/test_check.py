@@ -64,6 +64,18 @@ def test_a_rule_that_accepts_everything_is_found_out(
     assert "OUTSIDE the noise" in result.stdout
 
 
+def test_a_rule_that_calls_itself_lossy_is_not_called_lossless_whatever_it_wrote(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from falcon_lab.acceptance.auto import Auto
+
+    monkeypatch.setattr(Auto, "lossless", False)
+    result = call(target, "drafter.name=falcon", "tree.depth=2")
+    assert "greedy output is identical" in result.stdout
+    assert "NOT lossless: acceptance rule 'auto' is lossy by its own word" in result.stdout
+    assert result.exit_code == 1
+
+
 def test_without_a_drafter_there_is_nothing_to_check(target: Path) -> None:
     result = call(target)
     assert result.exit_code == 2

@@ -14,7 +14,9 @@ from falcon_lab.distillation.labelling import label_rows
 from falcon_lab.distillation.metrics import means
 from falcon_lab.errors import FalconLabError
 from falcon_lab.objectives.falcon import FalconObjective
-from falcon_lab.protocols import BuildContext
+from falcon_lab.plugins import load_components
+from falcon_lab.protocols import BuildContext, GlanceRows
+from tiny_models import tiny_target
 
 
 def test_features_can_be_saved_for_a_backward_pass() -> None:
@@ -122,3 +124,31 @@ def test_a_drafter_that_cannot_go_on_from_itself_is_refused() -> None:
 def test_what_is_compiled_is_not_unrolled() -> None:
     with pytest.raises(FalconLabError, match=r"distillation\.compile=false"):
         distillation(unroll=2, compiled=True)
+
+
+def test_the_loss_has_the_rows_that_the_schedule_chooses_by_the_pass_that_is_learnt_from() -> None:
+    node = {"name": "valid_prefix", "schedule": {"name": "csgd", "revealed_in_loss": False}}
+    context = BuildContext(tiny_target(), 3)
+    schedule = load_components().build("schedule", node, context)
+    module, given, passes = distillation(glancing=schedule, block=3), batch(3, length=40), []
+    module.drafter.register_forward_hook(lambda _, args, out: passes.append((args, out)))
+    loss, tally = module.lesson(given).learn(0.8)
+    (_, reveal), learnt = passes[1]
+    labels = label_rows(given, learnt)
+    teacher = module.lesson(given)._teach()
+    wrong = torch.zeros_like(labels.valid)
+    for b, r in labels.valid.nonzero().tolist():
+        drafted = module.target.head(learnt.features[b, r]).argmax()
+        right = module.target.head(teacher.features[b, labels.label[b, r]]).argmax()
+        wrong[b, r] = drafted != right
+    where = learnt.slot, learnt.group, 3
+    kept = schedule.counts(GlanceRows(wrong, labels.valid, *where)) & ~reveal.mask
+    reduced = tally.reduced()
+    assert 0 < int(kept.sum()) < int(labels.valid.sum())
+    assert reduced["train/loss"][1] == int(kept.sum())
+    assert reduced["train/kept"] == (int(kept.sum()), int(labels.valid.sum()))
+    assert loss.requires_grad
+
+
+def test_a_schedule_that_chooses_nothing_says_nothing_about_it() -> None:
+    assert "train/kept" not in distillation().lesson(batch(3)).learn(0.4)[1].reduced()

@@ -237,3 +237,25 @@ def test_parts_in_half_precision_learn_what_the_whole_does(
         losses.append(notes.series("train/loss"))
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
     assert losses[0][0] != losses[0][2]
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 9), size=st.integers(1, ROWS))
+def test_heads_of_a_drafter_s_own_learn_the_same_in_parts(seed: int, size: int) -> None:
+    """Two heads, one for each slot: their weights' gradients too."""
+    outcomes, learnt = [], []
+    for rows_at_once in (ALL, size):
+        torch.manual_seed(0)
+        heads = torch.randn(2, 64, 32, requires_grad=True)
+
+        def own(features: Tensor, slot: Tensor, heads: Tensor = heads) -> Tensor:
+            return torch.einsum("nvh,nh->nv", heads[slot], features)
+
+        rows = replace(_rows(seed), head=own)
+        outcomes.append(Outcome(_falcon(feature=0), rows_at_once, rows))
+        learnt.append(heads.grad)
+    assert outcomes[1].equals(outcomes[0])
+    assert learnt[0] is not None
+    assert learnt[1] is not None
+    assert torch.allclose(learnt[0], learnt[1], rtol=1e-4, atol=1e-6)
+    assert learnt[0].abs().amax(dim=(1, 2)).gt(0).all()

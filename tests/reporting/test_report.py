@@ -100,13 +100,15 @@ def test_a_clean_run_has_no_warning_and_a_doubtful_one_says_why() -> None:
     bad = render(
         results(measurement(lossy=True, diverging=True), target=dict(TARGET, quality=quality)),
         HISTORY,
-        [],
+        [TREE],
     )
     assert 'class="warning"' in bad
+    assert "— method tree (lossy), prompt" in bad
     assert "did not pass its quality gate: 0.41 of its completions parse." in bad
     assert "tree uses a lossy rule" in bad
     assert "differs from plain decoding on 1 of 8 prompts" in bad
     assert '<span class="tag">lossy</span>' in bad
+    assert "tree (lossy) is faster than chain" in bad or "than tree (lossy)" in bad
 
 
 def test_everything_that_was_asked_for_is_there() -> None:

@@ -16,6 +16,7 @@ from falcon_lab.reporting.curves import read_history
 from falcon_lab.reporting.results import build_results
 from falcon_lab.reporting.tracking import (
     Tracking,
+    _request,
     decode_metrics,
     run_folder,
     run_id,
@@ -225,3 +226,14 @@ def test_a_measurement_of_plain_decoding_alone_has_no_headline_metrics() -> None
     metrics = decode_metrics(found)
     assert "decode/plain/tokens_per_second" in metrics
     assert "decode/tokens_per_second" not in metrics
+
+
+def test_a_lossy_rule_is_never_logged_as_lossless() -> None:
+    built = build_results(
+        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+    )
+    assert built["methods"]["tree"]["identical_share"] == 1
+    named = {_request(row, built["methods"])[2] for row in built["rows"]}
+    assert named == {"plain", "HF generate", "chain", "tree (lossy)"}
+    metrics = decode_metrics(built)
+    assert (metrics["decode/tree/lossless"], metrics["decode/chain/lossless"]) == (0.0, 1.0)

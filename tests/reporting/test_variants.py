@@ -81,3 +81,11 @@ def test_a_table_of_one_variant_has_no_difference(name: str) -> None:
     ).splitlines()
     assert "−" not in head
     assert line.split()[0] == name
+
+
+def test_a_method_with_a_lossy_rule_is_called_so_among_the_variants(tmp_path: Path) -> None:
+    found = build_results(
+        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+    )
+    write_results(tmp_path / "results.json", found)
+    assert {"chain: τ", "tree (lossy): τ", "tree (lossy): speed-up"} <= set(figures(tmp_path))

@@ -247,6 +247,19 @@ def test_the_head_scales_and_caps_as_the_model_does(family: str, config: dict[st
     target = Target(model, tiny_tokenizer(), name=family)
     expected = plain(target, text(9))
     kv = target.new_cache(9)
-    same(target.head(target.prefill(text(9), kv).features), expected)
+    features = target.prefill(text(9), kv).features
+    same(target.head(features), expected)
+    same(target.copy_head()(features), expected)
     unscaled = model.get_output_embeddings()(target.prefill(text(9), target.new_cache(9)).features)
     assert (unscaled - expected).abs().max() > 100 * ATOL
+
+
+def test_a_copy_of_the_head_is_trained_and_the_head_is_not() -> None:
+    target = tiny_target()
+    before, copied = target._lm_head.weight.clone(), target.copy_head()
+    assert all(parameter.requires_grad for parameter in copied.parameters())
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(target._lm_head.weight, before)
+    assert not target._lm_head.weight.requires_grad

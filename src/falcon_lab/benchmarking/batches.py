@@ -25,7 +25,7 @@ from falcon_lab.decoding.generation import Generation
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.benchmark import torch_threads
 from falcon_lab.evaluation.engines import build_methods, prompts_of, sampling_of, stop_of
-from falcon_lab.evaluation.table import align, number
+from falcon_lab.evaluation.table import align, name_of, number
 from falcon_lab.plugins import load_components
 from falcon_lab.reporting import provenance
 from falcon_lab.schema import Experiment
@@ -219,7 +219,7 @@ def format_batches(results: Mapping[str, Any]) -> str:
     for name, found in results["methods"].items():
         ratios = zip(_speeds(found), plain, strict=True)
         cells = [f"{number(speed, 0)} ({speed / base:.2f}×)" for speed, base in ratios]
-        rows.append([name if found["lossless"] else f"{name} (lossy)", *cells])
+        rows.append([name_of(name, found), *cells])
     notes = [
         f"{results['prompts']} prompts, all of the time counted; alone: the engine for one "
         "sequence.",

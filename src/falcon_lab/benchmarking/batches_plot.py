@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.benchmarking.methods import PLAIN
+from falcon_lab.evaluation.table import name_of
 from falcon_lab.reporting.plots import BASELINE, COLOURS, STYLE
 from falcon_lab.whole_file import replacing
 
@@ -26,7 +27,9 @@ def write_plot(path: Path, results: Mapping[str, Any]) -> Path:
             colour = drafting.get(name, BASELINE)
             points = [one["tokens_per_second"] for one in found["batches"]]
             over = [point / base for point, base in zip(points, plain, strict=True)]
-            speed.plot(sizes, points, marker="o", markersize=4, color=colour, label=name)
+            speed.plot(
+                sizes, points, marker="o", markersize=4, color=colour, label=name_of(name, found)
+            )
             ratio.plot(sizes, over, marker="o", markersize=4, color=colour)
         speed.set_title("Tokens a second")
         ratio.set_title("Over plain decoding of the same size")

@@ -59,7 +59,8 @@ def is_lossless(
     )
     click.echo(sampled.verdict)
     if not engine.lossless:
-        click.echo(f"acceptance rule {experiment.acceptance['name']!r} is lossy by its own word")
+        name = experiment.acceptance["name"]
+        click.echo(f"NOT lossless: acceptance rule {name!r} is lossy by its own word")
     return engine.lossless and greedy.passed and sampled.passed
 
 

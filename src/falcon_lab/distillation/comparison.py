@@ -9,7 +9,7 @@ count, n rows of a part, L tapped layers, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -45,6 +45,7 @@ class StudentRows:
         tokens: ``[R']`` long, the data's token after that position.
         slot: ``[R']`` long, place in the block.
         index: two ``[R']`` long, sequence and row of the prediction.
+        head: the student's own, or None.
     """
 
     features: Tensor | None
@@ -53,6 +54,7 @@ class StudentRows:
     tokens: Tensor
     slot: Tensor
     index: tuple[Tensor, Tensor]
+    head: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @classmethod
     def of(cls, prediction: Prediction, labels: Labels, shape: torch.Size) -> Self:
@@ -77,6 +79,7 @@ class StudentRows:
             labels.tokens[sequence, row],
             prediction.slot[sequence, row],
             (sequence, row),
+            prediction.head,
         )
 
     def __len__(self) -> int:
@@ -123,6 +126,7 @@ class Teacher:
         self.target, self.batch, self.features, self.rows = target, batch, features, rows
         self.taps = taps
         self._flat = features.flatten(0, 1)
+        self._choices: Tensor | None = None
         self._kept: Tensor | None = None  # [P, V], where all of them fit
         self._number: Tensor | None = None  # [B * T], place -> row of them
 
@@ -132,6 +136,11 @@ class Teacher:
 
         Where the logits of all these positions fit, they are kept for the loss.
         """
+        if self._choices is None:
+            self._choices = self._choose()
+        return self._choices
+
+    def _choose(self) -> Tensor:
         labelled = labelled_positions(self.batch).flatten()
         positions = labelled.nonzero().squeeze(1)
         choices = torch.zeros_like(labelled, dtype=torch.long)
@@ -156,10 +165,12 @@ class Teacher:
             return self.target.head(features.to(self.target.dtype))
 
     def student_logits(self, rows: StudentRows) -> Tensor:
-        """``[n, V]``: the target's head on the student's features, or the student's own logits."""
+        """``[n, V]``: the student's own logits, or its own or the target's head on its features."""
         if rows.logits is not None:
             return rows.logits
         assert rows.features is not None, "a drafter predicts features or logits"
+        if rows.head is not None:
+            return rows.head(rows.features, rows.slot)
         return self.target.head(rows.features.to(self.target.dtype))
 
     def compare(self, rows: StudentRows, generator: torch.Generator) -> LabelledRows:

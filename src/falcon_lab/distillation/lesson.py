@@ -3,7 +3,8 @@
     teach    one forward pass of the target              → features (its logits where asked for)
     glance   a student pass without gradient              → where it is wrong → what it is shown
     study    the student pass that is learnt from
-    loss     student and target, a few rows at a time
+    loss     student and target, a few rows at a time; of all rows, or of those that the schedule
+             chooses
 
 Both student passes have the same noise, block phases and dropout mask, and so the same rows and
 labels, which are found once. With ``distillation.unroll`` the student goes on from the pass that is
@@ -36,6 +37,7 @@ from falcon_lab.distillation.randomness import derive_seed, generator_for, seede
 from falcon_lab.distillation.timing import StepClock
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
+    ChoosesRows,
     DrafterInputs,
     GlanceRows,
     GlancingSchedule,
@@ -101,13 +103,12 @@ class Lesson:
         prediction, *later = self._study_on(inputs, reveal)
         self.clock.lap("student")
         labels = label_rows(batch, prediction) if labels is None else labels
-        if reveal is not None and not self.schedule.keep_revealed_in_loss:
-            labels = labels._replace(valid=labels.valid & ~reveal.mask)
         tally = metrics.Tally(self.batch.tokens.device)
-        loss = self._compare(teacher, prediction, labels, tally, accuracy=accuracy)
+        counted = self._counted(teacher, prediction, labels, reveal, tally)
+        loss = self._compare(teacher, prediction, counted, tally, accuracy=accuracy)
         for number, further in enumerate(later, start=1):
-            labels = label_rows(batch, further)
-            loss = loss + self._compare(teacher, further, labels, tally, number, accuracy=accuracy)
+            counted = self._counted(teacher, further, label_rows(batch, further), None, tally)
+            loss = loss + self._compare(teacher, further, counted, tally, number, accuracy=accuracy)
         tally.add_sum("train/revealed", 0 if reveal is None else reveal.mask.sum(), 1)
         return loss, tally
 
@@ -187,22 +188,41 @@ class Lesson:
 
     def _glance(self, teacher: Teacher, first: Prediction, labels: Labels, ratio: float) -> Reveal:
         """See where the first pass is wrong, and choose what to show."""
-        rows = StudentRows.of(first, labels, self.batch.tokens.shape)
+        rows, right = self._mark(teacher, first, labels)
+        mask = self.schedule.reveal(rows, ratio, self._generator("reveal"))
+        tokens = right if self.schedule.token_source == "target" else labels.tokens
+        return Reveal(mask & labels.valid, tokens, labels.features(teacher.features))
+
+    @torch.no_grad()
+    def _mark(
+        self, teacher: Teacher, prediction: Prediction, labels: Labels
+    ) -> tuple[GlanceRows, Tensor]:
+        """Where a student pass is wrong, and ``[B, R]`` long: what would have been right."""
+        rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
         parts = rows.parts(teacher.rows)
         drafted = torch.cat([teacher.student_logits(part).argmax(-1) for part in parts])
-        right = teacher.choices()[rows.places]
-        wrong = torch.zeros_like(labels.valid)
-        wrong[rows.index] = drafted != right
-        mask = self.schedule.reveal(
-            GlanceRows(wrong, labels.valid, first.slot, first.group, self.drafter.block),
-            ratio,
-            self._generator("reveal"),
-        )
-        tokens = labels.tokens
-        if self.schedule.token_source == "target":
-            tokens = torch.zeros_like(labels.tokens)
-            tokens[rows.index] = right
-        return Reveal(mask & labels.valid, tokens, labels.features(teacher.features))
+        right, wrong = torch.zeros_like(labels.tokens), torch.zeros_like(labels.valid)
+        right[rows.index] = teacher.choices()[rows.places]
+        wrong[rows.index] = drafted != right[rows.index]
+        where = prediction.slot, prediction.group, self.drafter.block
+        return GlanceRows(wrong, labels.valid, *where), right
+
+    def _counted(
+        self,
+        teacher: Teacher,
+        prediction: Prediction,
+        labels: Labels,
+        reveal: Reveal | None,
+        tally: metrics.Tally,
+    ) -> Labels:
+        """The labels of the rows that the schedule leaves in the loss; the share that it does."""
+        valid = labels.valid
+        if reveal is not None and not self.schedule.keep_revealed_in_loss:
+            valid = valid & ~reveal.mask
+        if isinstance(self.schedule, ChoosesRows):
+            valid = valid & self.schedule.counts(self._mark(teacher, prediction, labels)[0])
+            tally.add_sum("train/kept", valid.sum(), int(labels.valid.sum()))
+        return labels._replace(valid=valid)
 
     # --- the loss ---------------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ def name_of(name: str, summary: Mapping[str, Any]) -> str:
     return name if summary["lossless"] else f"{name} (lossy)"
 
 
+def named(method: str | None, methods: Mapping[str, Any]) -> str | None:
+    """``name_of`` one of several methods; what is none of them stays as it is."""
+    return method if method is None or method not in methods else name_of(method, methods[method])
+
+
 def _speed(name: str, s: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         name_of(name, s),

@@ -34,8 +34,7 @@ class Csgd:
         """λ falls linearly from ``start`` to ``end``; 0 where k = 1."""
         if not self._possible:
             return 0.0
-        progress = min(max(progress, 0.0), 1.0)
-        return self._start + (self._end - self._start) * progress
+        return linear(self._start, self._end, progress)
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
         """Show round(ratio · wrong rows) rows of each sequence, as far as its blocks suffice.
@@ -50,6 +49,11 @@ class Csgd:
         full = complete_blocks(rows.valid, number, sequence.shape[0], rows.block)
         prefix = _draw_prefixes(sequence, full, wanted, rows.block, generator)
         return rows.valid & (rows.slot < prefix[number])
+
+
+def linear(start: float, end: float, progress: float) -> float:
+    """From ``start`` to ``end`` as ``progress`` goes from 0 to 1, and no further."""
+    return start + (end - start) * min(max(progress, 0.0), 1.0)
 
 
 def _draw_prefixes(

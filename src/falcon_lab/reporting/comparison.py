@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from falcon_lab.evaluation.table import NOTHING, identical_text, number, percent
+from falcon_lab.evaluation.table import NOTHING, identical_text, name_of, number, percent
 from falcon_lab.reporting import plots
 from falcon_lab.reporting.results import HF_GENERATE, PLAIN
 
@@ -101,7 +101,10 @@ def _faster(results: Mapping[str, Any]) -> str:
         s = found["speedup"]
         interval = "" if s["low"] is None else f" ({s['low']:.2f}–{s['high']:.2f})"
         verb = "is faster than" if found["faster"] else "is not clearly faster than"
-        said.append(f"{found['method']} {verb} {found['than']}: {s['ratio']:.2f}×{interval}.")
+        one, other = (
+            name_of(found[side], results["methods"][found[side]]) for side in ("method", "than")
+        )
+        said.append(f"{one} {verb} {other}: {s['ratio']:.2f}×{interval}.")
     return " ".join(said)
 
 

@@ -90,6 +90,7 @@ def training_curves(history: list[dict[str, Any]]) -> str:
             ("Expected acceptance, 1 − TV", r"val/(position_\d+/)?accept_rate"),
             ("Expected τ, bonus token counted", r"val/expected_accept_length\w*"),
             ("Glance ratio λ", r"train/glance_ratio"),
+            ("Share of rows that the loss kept", r"train/kept"),
         )
         if (found := _matching(history, pattern))
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.evaluation.metrics import DEFINITIONS
-from falcon_lab.evaluation.table import warnings
+from falcon_lab.evaluation.table import named, warnings
 from falcon_lab.reporting import plots
 from falcon_lab.reporting.comparison import comparison, figure, work
 from falcon_lab.reporting.page import banner, folded, header, listing, origin_of, page
@@ -71,7 +71,7 @@ def render(
             comparison(results),
             work(results),
             _training(history),
-            _trees(trees),
+            _trees(trees, results["methods"]),
             _examples(results),
             _protocol(results),
             _definitions(),
@@ -111,12 +111,12 @@ def _training(history: list[dict[str, Any]]) -> str:
     return "<h2>Training</h2>\n" + figure(svg, "Lines: training. Dots: validation.")
 
 
-def _trees(trees: Sequence[Mapping[str, Any]]) -> str:
+def _trees(trees: Sequence[Mapping[str, Any]], methods: Mapping[str, Any]) -> str:
     if not trees:
         return ""
     drawn = "".join(
         f'<figure><div class="tree">{draw_svg(tree)}</div>'
-        f"<figcaption>{escape(_about(tree))}</figcaption></figure>"
+        f"<figcaption>{escape(_about(tree, methods))}</figcaption></figure>"
         for tree in trees
     )
     return (
@@ -126,10 +126,11 @@ def _trees(trees: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _about(tree: Mapping[str, Any]) -> str:
+def _about(tree: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
     drafted, accepted = len(tree["tokens"]) - 1, len(tree["accepted"]) - 1
     text = f"{drafted} draft tokens, {accepted} accepted"
-    where = [f"{k} {tree[k]}" for k in ("method", "prompt", "round") if tree.get(k) is not None]
+    about = {**tree, "method": named(tree.get("method"), methods)}
+    where = [f"{k} {about[k]}" for k in ("method", "prompt", "round") if about.get(k) is not None]
     return f"{text} — {', '.join(where)}" if where else text
 
 

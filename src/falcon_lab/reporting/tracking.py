@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.evaluation.table import number
+from falcon_lab.evaluation.table import named, number
 from falcon_lab.reporting.results import write_atomically
 from falcon_lab.reporting.tree_drawing import draw_svg, draw_text
 
@@ -246,7 +246,7 @@ def _method_metrics(s: Mapping[str, Any]) -> dict[str, float]:
         "speedup_high": speedup.get("high"),
         "tree_nodes": s["nodes_per_round"],
         "passes": s["passes_per_round"],
-        "lossless": None if s["identical_share"] is None else s["identical_share"] == 1,
+        "lossless": _lossless(s),
         "divergence_rate": s["divergence_rate"],
     }
     for part in ("draft", "verify", "accept_commit", "overhead"):
@@ -257,6 +257,13 @@ def _method_metrics(s: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in found.items() if value is not None}
 
 
+def _lossless(s: Mapping[str, Any]) -> bool | None:
+    """What was found; a lossy rule is lossy whatever was found."""
+    if not s["lossless"]:
+        return False
+    return None if s["identical_share"] is None else s["identical_share"] == 1
+
+
 def _log_results(run: Any, results: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> None:
     import wandb
 
@@ -264,12 +271,12 @@ def _log_results(run: Any, results: Mapping[str, Any], trees: Sequence[Mapping[s
         columns=["prompt", "category", "method", "tokens", "accepted", "tok/s", "identical", "text"]
     )
     for row in results["rows"]:
-        requests.add_data(*_request(row))
+        requests.add_data(*_request(row, results["methods"]))
     drawn = wandb.Table(columns=["prompt", "method", "round", "accepted", "tree"])
     for tree in trees:
         accepted = len(tree["accepted"]) - 1
-        about = (tree.get(key) for key in ("prompt", "method", "round"))
-        drawn.add_data(*about, accepted, draw_text(tree))
+        method = named(tree.get("method"), results["methods"])
+        drawn.add_data(tree.get("prompt"), method, tree.get("round"), accepted, draw_text(tree))
     logged: dict[str, Any] = {"decode/requests": requests, "decode/trees": drawn}
     # A picture inside a table would be lost in an offline run's own files.
     pictures = [wandb.Html(draw_svg(tree), inject=False) for tree in trees]
@@ -278,14 +285,14 @@ def _log_results(run: Any, results: Mapping[str, Any], trees: Sequence[Mapping[s
     run.log(decode_metrics(results) | logged)
 
 
-def _request(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _request(row: Mapping[str, Any], methods: Mapping[str, Any]) -> tuple[Any, ...]:
     accepted = [a for turn in row["turns"] for a in turn["rounds"]["accepted"]]
     wall = sum(turn["times"]["wall"] for turn in row["turns"])
     mean = sum(accepted) / len(accepted) if accepted else None
     return (
         row["prompt"],
         row["category"],
-        row["method"],
+        named(row["method"], methods),
         row["new_tokens"],
         number(mean, 2),
         row["new_tokens"] / wall,

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from falcon_lab.evaluation.table import align
+from falcon_lab.evaluation.table import align, name_of
 from falcon_lab.reporting.curves import read_history
 from falcon_lab.reporting.results import load_results, write_atomically
 from falcon_lab.reporting.tracking import HISTORY
@@ -42,7 +42,8 @@ def figures(folder: Path) -> dict[str, float]:
         found.update({k: v for k, v in record.items() if k.startswith("val/")})
     results = folder / "results.json"
     methods = load_results(results)["methods"] if results.exists() else {}
-    for name, summary in methods.items():
+    for method, summary in methods.items():
+        name = name_of(method, summary)
         if summary.get("tau") is not None:
             found[f"{name}: τ"] = summary["tau"]
         if summary.get("speedup"):

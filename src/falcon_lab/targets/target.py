@@ -25,6 +25,7 @@ from falcon_lab.targets.batch_cache import BatchCache
 from falcon_lab.targets.batch_masks import PaddedTrees, batch_step_mask, batch_tree_mask
 from falcon_lab.targets.fingerprint import fingerprint
 from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.targets.lm_head import HeadCopy
 from falcon_lab.targets.logits import final_logits
 from falcon_lab.targets.masks import causal_mask, packed_mask
 from falcon_lab.targets.sending import send
@@ -126,6 +127,10 @@ class Target:
     def head(self, features: Tensor) -> Tensor:
         """The model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
         return final_logits(self._lm_head(features), self.config)
+
+    def copy_head(self) -> HeadCopy:
+        """A head that begins as the model's own, and can be trained."""
+        return HeadCopy(self._lm_head, self.config)
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted.

@@ -1,0 +1,124 @@
+"""Medusa's heads (arXiv 2401.10774, §2.1): each guesses one more token from the newest feature.
+
+h_t is what the target's LM head reads to draw x_{t+1}, the root of the next tree. Head j, from 1
+on, reads the same h_t and says what comes j tokens after the root: x_{t+1+j}.
+
+Shapes: B batch, T rows, n heads (the block k), r rows, F frontier blocks, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from falcon_lab.protocols import (
+    BuildContext,
+    DrafterInputs,
+    DraftOutput,
+    Frontier,
+    Observation,
+    Prediction,
+    Reveal,
+)
+from falcon_lab_medusa import MedusaConfig
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W·x + b) with W and b of zero at the start, so that it begins as the identity."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., H]``."""
+        return hidden + functional.silu(self.linear(hidden))
+
+
+class MedusaDrafter(nn.Module):
+    """n heads, each of its own residual layers and, with ``head: own``, output layer.
+
+    Attributes:
+        block: n.
+        needs: target features.
+        max_passes: one; below its block it has nothing to say.
+    """
+
+    needs = frozenset({"features"})
+    max_passes = 1
+
+    def __init__(self, config: MedusaConfig, context: BuildContext) -> None:
+        super().__init__()
+        self.block = config.heads
+        self.host: Any = context.host
+        hidden = self.host.hidden_size
+        # One by one: a list that is multiplied would hold one module many times.
+        self.trunks = nn.ModuleList(
+            nn.Sequential(*(ResBlock(hidden) for _ in range(config.layers)))
+            for _ in range(config.heads)
+        )
+        own = config.heads if config.head == "own" else 0
+        self.heads = nn.ModuleList(self.host.copy_head() for _ in range(own))
+        self._newest: Tensor | None = None  # [H], h_t
+
+    # --- training ---------------------------------------------------------------------------
+
+    def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+        """n rows for every input row. A head reads no token, so there is nothing to reveal."""
+        hidden = self._trunk(inputs.features)  # [B, T, n, H]
+        batch, rows = inputs.tokens.shape
+        slot = torch.arange(self.block, device=hidden.device).repeat(rows)
+        source = torch.arange(rows, device=hidden.device).repeat_interleave(self.block)
+        return Prediction(
+            features=hidden.flatten(1, 2),
+            logits=None,
+            label=(source + 1 + slot).expand(batch, -1),
+            source=source.expand(batch, -1),
+            slot=slot.expand(batch, -1),
+            group=source.expand(batch, -1),
+            head=self._own_logits if self.heads else None,
+        )
+
+    def _trunk(self, features: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., n, H]``."""
+        features = features.to(next(self.trunks.parameters()).dtype)
+        return torch.stack([trunk(features) for trunk in self.trunks], dim=-2)
+
+    def _own_logits(self, features: Tensor, slot: Tensor) -> Tensor:
+        """``[r, H]`` of heads ``slot`` ``[r]`` -> ``[r, V]``."""
+        order = slot.argsort(stable=True)
+        parts = torch.split(features[order], torch.bincount(slot, minlength=self.block).tolist())
+        logits = torch.cat([head(part) for head, part in zip(self.heads, parts, strict=True)])
+        return logits[order.argsort()]
+
+    # --- drafting ---------------------------------------------------------------------------
+
+    def reset(self, first: Tensor) -> None:
+        """Forget the sequence."""
+        self._newest = None
+
+    def observe(self, observation: Observation) -> None:
+        """Only the newest feature counts."""
+        assert observation.features is not None
+        self._newest = observation.features[-1]
+
+    @torch.no_grad()
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        """All heads at once for the root; no rows for anything below."""
+        blocks = frontier.tokens.shape[0]
+        if frontier.tokens.shape[1]:
+            nothing = torch.empty(blocks, 0, self.host.vocab_size, device=frontier.tokens.device)
+            return DraftOutput(nothing)
+        if self._newest is None:
+            raise RuntimeError("draft() needs an observed position: call observe() first")
+        hidden = self._trunk(self._newest)
+        if self.heads:
+            logits = torch.stack([head(row) for head, row in zip(self.heads, hidden, strict=True)])
+        else:
+            logits = self.host.head(hidden.to(self._newest.dtype))
+        return DraftOutput(logits[None], hidden[None], all_proposed=True)

@@ -1,0 +1,46 @@
+"""Glancing at random: GLAT's own schedule, which CSGD is compared with.
+
+GLAT, arXiv 2008.07905 §3.2: as many rows are shown as the ratio times the Hamming distance between
+the first pass and the target, wherever they stand. CSGD shows prefixes of blocks instead.
+
+Shapes: B batch, R prediction rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor
+
+from falcon_lab.glancing.csgd import linear
+from falcon_lab.protocols import BuildContext, GlanceRows
+
+if TYPE_CHECKING:
+    from falcon_lab.builtins import RandomConfig
+
+
+class RandomGlancing:
+    """The schedule of ``RandomConfig``."""
+
+    def __init__(self, config: RandomConfig, context: BuildContext) -> None:
+        self.token_source = cast(Literal["target", "data"], config.tokens)
+        self.keep_revealed_in_loss = config.revealed_in_loss
+        self._start, self._end = config.start, config.end
+        self._possible = context.block != 1  # there, a row that is shown has nobody to help
+
+    def ratio(self, progress: float) -> float:
+        """λ goes linearly from ``start`` to ``end``; 0 where k = 1."""
+        return linear(self._start, self._end, progress) if self._possible else 0.0
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """Show round(ratio · wrong rows) of each sequence's rows that count, any of them."""
+        if rows.block == 1:
+            return torch.zeros_like(rows.valid)
+        wanted = (rows.wrong.sum(1, keepdim=True) * ratio).round()  # [B, 1]
+        drawn = torch.rand(
+            rows.valid.shape, generator=generator, device=generator.device, dtype=torch.float64
+        )
+        drawn = drawn.to(rows.valid.device).masked_fill(~rows.valid, 2.0)
+        rank = drawn.argsort(dim=1).argsort(dim=1)
+        return rows.valid & (rank < wanted)
