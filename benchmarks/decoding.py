@@ -2,8 +2,8 @@
 
     python benchmarks/decoding.py [DRAFTER] [TREE.yaml]... [KEY=VALUE]...
 
-DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); a tree that ``falcon-lab tune`` wrote is
-measured beside the others. The tables are printed; the results, without the answers' texts and
+DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); a tree that ``falcon-lab tune`` wrote
+is measured beside the others. The tables are printed; the results, without the answers' texts and
 tokens, go to ``benchmarks/results/DATE-decoding-DEVICE.json``.
 """
 
