@@ -115,8 +115,9 @@ def test_the_yaml_is_an_override_of_an_experiment(
     tuned: tuple[str, Path], results: dict[str, Any]
 ) -> None:
     file = tuned[1] / "tuned.yaml"
-    assert set(yaml.safe_load(file.read_text("utf-8"))) == {"tree", "controller"}
+    assert set(yaml.safe_load(file.read_text("utf-8"))) == {"tree", "controller", "evaluation"}
     experiment = load_experiment(EXPERIMENTS / "csgd.yaml", [str(file)])
+    assert experiment.evaluation.threads == results["hardware"]["threads"]
     assert experiment.tree == results["tune"]["tree"]
     assert experiment.controller == results["tune"]["controller"]
 
@@ -130,7 +131,8 @@ def test_the_yaml_is_a_tree_of_bench(models: Path, tuned: tuple[str, Path]) -> N
     found = json.loads(into.read_text("utf-8"))
     assert found["methods"][str(file)]["identical_share"] == 1
     row = found["experiment"]["evaluation"]["methods"][str(file)]
-    assert {key: row[key] for key in ("tree", "controller")} == yaml.safe_load(file.read_text())
+    written = yaml.safe_load(file.read_text("utf-8"))
+    assert all(row[key] == written[key] for key in ("tree", "controller"))
 
 
 def test_the_plots_are_drawings(tuned: tuple[str, Path]) -> None:

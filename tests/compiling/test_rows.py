@@ -82,7 +82,7 @@ def test_the_passes_of_a_tree_are_there_before_it_is_verified() -> None:
 
 
 def test_a_size_is_the_smallest_that_holds_the_rows() -> None:
-    assert [size_for(rows) for rows in (1, 3, 8, 9, 64)] == [1, 4, 8, 12, 64]
+    assert [size_for(rows) for rows in (1, 3, 8, 9, 64)] == [1, 4, 8, 10, 64]
     with pytest.raises(FalconLabError, match="65 rows are more"):
         size_for(65)
 

@@ -21,7 +21,7 @@ from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.taps import tapped_pass
 
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SIZES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows that a pass is compiled for; a few more rows of nothing cost less than another pass to
 compile."""
 

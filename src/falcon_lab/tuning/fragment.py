@@ -37,7 +37,9 @@ def fragment(results: Mapping[str, Any], name: str) -> str:
         name=name,
     )
     # JSON in one line is YAML too, and quotes the zeros of paths.
-    nodes = (f"{key}: {json.dumps(found[key])}\n" for key in ("tree", "controller"))
+    nodes = [f"{key}: {json.dumps(found[key])}\n" for key in ("tree", "controller")]
+    if threads := results["experiment"]["evaluation"]["threads"]:
+        nodes.append(f"evaluation: {json.dumps({'threads': threads})}\n")
     return head + "".join(nodes)
 
 

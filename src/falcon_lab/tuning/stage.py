@@ -40,6 +40,7 @@ from falcon_lab.tuning.measuring import Bench, measure_costs
 from falcon_lab.tuning.predicting import Promise, promise
 from falcon_lab.tuning.rows import DYNAMIC, TUNED, add_own, add_row
 from falcon_lab.tuning.texts import Text, write_texts
+from falcon_lab.tuning.threads import choose_threads
 from falcon_lab.tuning.trial import chosen_row, rates, try_finalists
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     add_own(experiment)
     methods = build_methods(experiment, target, components, Path())  # a wrong row is refused now
     bench = bench_of(experiment, target, components, announce)
+    if experiment.evaluation.threads is None and target.device.type == "cpu":
+        experiment.evaluation.threads = choose_threads(bench.target, announce)
     with torch_threads(experiment.evaluation.threads):
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
         announce(f"the target answers {len(others)} prompts of {limits.source}")
