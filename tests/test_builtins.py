@@ -69,6 +69,8 @@ def test_the_defaults_of_an_experiment_are_built_in() -> None:
         ("tree_builder", {"name": "dynamic", "width": 0}, "width must be at least 1, got 0"),
         ("tree_builder", {"name": "dynamic", "depth": -1}, "depth must be at least 0, got -1"),
         ("tree_builder", {"name": "optimal", "nodes": -1}, "nodes must be at least 0, got -1"),
+        ("tree_builder", {"name": "paths", "nodes": -1}, "nodes must be at least 0, got -1"),
+        ("tree_builder", {"name": "paths", "depth": -1}, "depth must be at least 0, got -1"),
         ("tree_builder", {"name": "optimal", "passes": -1}, "passes must be at least 0, got -1"),
         ("drafter", {"name": "falcon", "fuse": "gru"}, "fuse is 'gru'; choose one of lstm,"),
         ("drafter", {"name": "falcon", "query": "old"}, "query is 'old'"),

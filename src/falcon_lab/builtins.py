@@ -169,6 +169,21 @@ class DynamicTreeConfig:
 
 
 @dataclass
+class PathsTreeConfig:
+    """The paths that a drafter has found (n-grams of Lookahead, or copies of the text), as one
+    tree."""
+
+    nodes: int = 32
+    """Most draft tokens; what does not fit is left out, the last paths first."""
+    depth: int = 10
+    """Longest path."""
+
+    def __post_init__(self) -> None:
+        for key in ("nodes", "depth"):
+            at_least(key, getattr(self, key), 0)
+
+
+@dataclass
 class OptimalTreeConfig:
     """The likeliest tree of its size, by the drafter's own probabilities."""
 
@@ -221,6 +236,7 @@ def register_components(register: Register) -> None:
     register.tree_builder(
         "dynamic", "falcon_lab.trees.dynamic:DynamicTree", config=DynamicTreeConfig
     )
+    register.tree_builder("paths", "falcon_lab.trees.paths_tree:PathsTree", config=PathsTreeConfig)
     register.tree_builder(
         "optimal", "falcon_lab.trees.optimal:OptimalTree", config=OptimalTreeConfig
     )

@@ -3,7 +3,7 @@
 A plug-in author reads this file and ``hookspecs.py``.
 
 Shapes: B batch, T tokens, R prediction rows, N tree nodes, F frontier blocks, k block,
-V vocabulary, H hidden, L tapped layers, A accepted draft tokens, M committed positions.
+V vocabulary, H hidden, L tapped layers, A accepted draft tokens, M committed positions, P probes.
 
 Positions. ``features[t]`` (h_t) is what the target feeds to its LM head after reading token
 x_t, so ``head(h_t)`` predicts x_{t+1}. A drafter reads rows (x_{t+1}, h_t): the token one step
@@ -12,7 +12,7 @@ ahead next to the feature, as EAGLE and Falcon do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -134,11 +134,14 @@ class DraftOutput:
             means that the drafter has nothing to say.
         features: ``[F, rows, H]`` predicted features, for those who want to look.
         all_proposed: a promise that no token is marked so, which spares a look at the device.
+        paths: whole paths of tokens below the root, best first, of a drafter that has such (one
+            that looks them up); the tree builder ``paths`` takes them. None: it has none ever.
     """
 
     logits: Tensor
     features: Tensor | None = None
     all_proposed: bool = False
+    paths: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,52 @@ class KeepsRows(Protocol):
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Expect such a sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Tokens that the target reads beside a tree, and that are never accepted.
+
+    Attributes:
+        tokens: ``[P]`` long.
+        depth: ``[P]`` long, positions behind the root's; at least 0.
+        sees: ``[P, C + P]`` bool, what each one sees of the tree's C nodes (the root among them)
+            and of the probes (itself among them). The text before the root is seen by all.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+    sees: Tensor
+
+
+@runtime_checkable
+class ReadsProbes(Protocol):
+    """What a ``Drafter`` also has that asks the target more than its drafts do (Lookahead, SPACE).
+
+    Attributes:
+        max_probes: most probes of a round (sizes the KV cache).
+    """
+
+    max_probes: int
+
+    def probe(self, tree: TokenTree, room: int) -> Probes | None:
+        """What else the target is to read together with this tree.
+
+        Args:
+            tree: the drafts of the round.
+            room: the greatest depth that a probe may have; beyond it the text ends.
+        """
+        ...
+
+    def harvest(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
+        """What the target said, before ``observe``; only of rounds that had probes.
+
+        Args:
+            tree: the drafts and, behind them, the probes.
+            logits: ``[N, V]``, one row a node.
+            acceptance: what was kept of the drafts.
+        """
         ...
 
 

@@ -85,7 +85,7 @@ def test_any_drafter_drafts_row_by_row() -> None:
 def test_a_drafter_that_keeps_rows_is_told_how_many() -> None:
     rows = RowByRow(Counting(tiny_target()), 1, 40, TREE)
     rows.reset(0, torch.tensor(0))
-    assert rows._drafters[0].expected == 40  # type: ignore[attr-defined]
+    assert rows.drafters[0].expected == 40  # type: ignore[attr-defined]
 
 
 def test_a_drafter_without_memory_is_told_nothing() -> None:

@@ -73,10 +73,11 @@ class TableTarget:
         return self.prefill(token[None], cache)
 
     def verify(self, tree: TokenTree, cache: TableCache) -> TargetOutput:
-        assert torch.equal(tree.depth, tree.ancestors.sum(-1) - 1)
+        assert torch.equal(tree.drafts.depth, tree.drafts.ancestors.sum(-1) - 1)
         positions = cache.length + tree.depth
         assert int(positions.max()) < self.max_positions
-        before = torch.cat((tree.tokens, torch.tensor(cache.rows[-1:])))[tree.parents]
+        parents = torch.cat((tree.parents, tree.parents.new_full((tree.probes,), -1)))
+        before = torch.cat((tree.tokens, torch.tensor(cache.rows[-1:])))[parents]
         cache.append(tree.tokens.tolist())
         return TargetOutput(self.table[before, tree.tokens], self._features(tree.tokens, positions))
 

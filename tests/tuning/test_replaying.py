@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.asking import Asking
 from fakes.decoding import CONTEXT, chain, generate, speculative
 from fakes.drafters import SilentDrafter
 from fakes.itself import TargetItself
@@ -20,19 +21,22 @@ from falcon_lab.builtins import ConfidenceConfig, DynamicTreeConfig, FalconConfi
 from falcon_lab.controllers.confidence import Confidence
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.evaluation.engines import Methods
 from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import DecodingConfig
+from falcon_lab.schema import DecodingConfig, EvaluationConfig, Experiment, MethodConfig
 from falcon_lab.trees.dynamic import DynamicTree
 from falcon_lab.trees.paths import Path
 from falcon_lab.tuning.acceptance import odds, table
 from falcon_lab.tuning.costs import Costs
 from falcon_lab.tuning.probing import Follow, walk
 from falcon_lab.tuning.search import expected
+from falcon_lab.tuning.stage import promises_of
 from falcon_lab.tuning.texts import Text, replay, write_texts
 from tiny_models import tiny_target
 
 TOKENS = 24
 PROMPTS = ([7, 9, 4], [12, 3, 3, 20, 8], [30])
+ROW = MethodConfig()
 FREE = Costs(verify=[(0, 1.0)], first=0, later=0, block=0, asking=0, fixed=0, step=1)
 
 
@@ -192,3 +196,18 @@ def test_a_drafter_with_nothing_to_say_is_never_right() -> None:
     assert all(found.ranks == () for found in looks)
     assert len(looks) == sum(text.answer - 1 for text in texts())
     assert all(r.emitted == 1 for of in replayed(silent, chain(4)) for r in of)
+
+
+class AskingDrafter(Asking, SilentDrafter):
+    """Learns from what the target says to its probes."""
+
+
+def test_a_drafter_with_probes_is_not_replayed_and_promises_nothing() -> None:
+    asking = AskingDrafter(64, 1).ask(3)
+    engines = {
+        "asking": speculative(target(), asking, chain(2)),
+        "silent": speculative(target(), SilentDrafter(64, 1), chain(2)),
+    }
+    experiment = Experiment(evaluation=EvaluationConfig(methods=dict.fromkeys(engines, ROW)))
+    found = promises_of(experiment, Methods(engines), texts(), FREE)
+    assert list(found) == ["silent"]

@@ -9,6 +9,7 @@ from falcon_lab_lookup import LookupConfig
 from falcon_lab_lookup.drafter import LookupDrafter
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation
 
@@ -25,13 +26,14 @@ def drafter(tokens: list[int], **options: int) -> LookupDrafter:
 
 
 def proposed(made: LookupDrafter, frontier: Frontier = ROOT) -> list[int]:
+    """One token a row."""
     logits = made.draft(frontier).logits
     assert logits.isfinite().sum(-1).eq(1).all()
     return [int(token) for token in logits[0].argmax(-1)]
 
 
 def by_scanning(tokens: list[int], max_ngram: int, num_tokens: int) -> list[int]:
-    """The description of the method, read literally."""
+    """The method as it was first described, read literally: what is copied is there as a whole."""
     for length in range(max_ngram, 0, -1):
         for start in range(len(tokens) - length):
             behind = start + length
@@ -39,6 +41,18 @@ def by_scanning(tokens: list[int], max_ngram: int, num_tokens: int) -> list[int]
             if len(tokens) >= length and tokens[start:behind] == tokens[-length:] and fits:
                 return tokens[behind : behind + num_tokens]
     return []
+
+
+def hugging_faces(tokens: list[int], max_ngram: int, num_tokens: int) -> list[int]:
+    """What assisted generation would verify."""
+    generator = PromptLookupCandidateGenerator(
+        eos_token_id=None,
+        num_output_tokens=num_tokens,
+        max_matching_ngram_size=max_ngram,
+        max_length=10**6,
+    )
+    found: list[int] = generator.get_candidates(torch.tensor([tokens]))[0][0].tolist()
+    return found[len(tokens) :]
 
 
 def test_it_copies_what_followed_the_longest_run() -> None:
@@ -50,9 +64,19 @@ def test_the_first_of_several_occurrences_counts() -> None:
     assert proposed(drafter([1, 2, 1, 3, 1], max_ngram=1, num_tokens=1)) == [2]
 
 
-def test_a_match_with_too_little_text_behind_it_gives_way_to_a_shorter_run() -> None:
+def test_a_match_with_too_little_text_behind_it_is_copied_as_far_as_it_goes() -> None:
     made = drafter([3, 9, 9, 9, 2, 3, 5, 2, 3], max_ngram=2, num_tokens=4)
+    assert proposed(made) == [5, 2, 3]
+
+
+def test_or_gives_way_to_a_shorter_run() -> None:
+    made = drafter([3, 9, 9, 9, 2, 3, 5, 2, 3], max_ngram=2, num_tokens=4, whole=True)
     assert proposed(made) == [9, 9, 9, 2]
+
+
+def test_what_it_copies_is_a_path_too() -> None:
+    assert drafter([1, 2, 1], max_ngram=1, num_tokens=4).draft(ROOT).paths == [[2, 1]]
+    assert drafter([1, 2, 3], num_tokens=2).draft(ROOT).paths == []
 
 
 def test_without_a_match_there_are_no_rows() -> None:
@@ -76,8 +100,24 @@ def test_a_new_sequence_forgets_the_old_one() -> None:
     max_ngram=st.integers(1, 4),
     num_tokens=st.integers(1, 6),
 )
-def test_it_equals_a_literal_scan(tokens: list[int], max_ngram: int, num_tokens: int) -> None:
-    made = drafter(tokens, max_ngram=max_ngram, num_tokens=num_tokens)
+def test_it_equals_hugging_faces_candidate_by_candidate(
+    tokens: list[int], max_ngram: int, num_tokens: int
+) -> None:
+    made = drafter(tokens[:1], max_ngram=max_ngram, num_tokens=num_tokens)
+    for known in range(1, len(tokens) + 1):
+        assert proposed(made) == hugging_faces(tokens[:known], max_ngram, num_tokens)
+        made.observe(Observation(torch.tensor(tokens[known : known + 1], dtype=torch.long), None))
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    max_ngram=st.integers(1, 4),
+    num_tokens=st.integers(1, 6),
+)
+def test_whole_copies_equal_a_literal_scan(
+    tokens: list[int], max_ngram: int, num_tokens: int
+) -> None:
+    made = drafter(tokens, max_ngram=max_ngram, num_tokens=num_tokens, whole=True)
     assert proposed(made) == by_scanning(tokens, max_ngram, num_tokens)
 
 

@@ -36,8 +36,8 @@ class Recorder:
         self.drafters[name] = (build, config)
 
 
-def registered() -> tuple[str, type]:
-    """The builder and the configuration, found the way that an installed plug-in is."""
+def registered() -> dict[str, tuple[str, type]]:
+    """The builders and configurations, found the way that an installed plug-in's are."""
     project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
     (module,) = project["entry-points"][hookspecs.PROJECT].values()
     manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -46,19 +46,19 @@ def registered() -> tuple[str, type]:
     manager.check_pending()
     recorder = Recorder()
     manager.hook.register_components(register=recorder)
-    return recorder.drafters["lookup"]
+    return recorder.drafters
 
 
-def build(context: BuildContext, **options: int) -> Any:
-    path, config = registered()
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)(config(**options), context)
+def build(name: str, context: BuildContext, **options: int) -> Any:
+    path, config = registered()[name]
+    module, _, builder = path.partition(":")
+    return getattr(import_module(module), builder)(config(**options), context)
 
 
 def test_the_readme_names_every_option() -> None:
-    _, config = registered()
     text = (FOLDER / "README.md").read_text()
-    assert all(f"| `{field.name}` | {field.default} |" in text for field in fields(config))
+    for _, config in registered().values():
+        assert all(f"| `{field.name}` | {field.default} |" in text for field in fields(config))
 
 
 def test_importing_the_plugin_imports_no_torch() -> None:
@@ -85,7 +85,7 @@ def tiny_llama() -> Any:
 def test_greedy_output_is_the_targets_own_and_the_copies_are_used() -> None:
     target = tiny_llama()
     context = BuildContext(target, block=3)
-    lookup = build(context, num_tokens=3)
+    lookup = build("lookup", context, num_tokens=3)
     parts = (Chain(ChainConfig(depth=3), context), Auto(None, context))
     engine = SpeculativeEngine(target, lookup, *parts, Fixed(FixedConfig(), context))
     settings: Any = {

@@ -31,7 +31,7 @@ def choose_target(target: Target, decoding: DecodingConfig, announce: Announce) 
 
 def prepare(engine: SpeculativeEngine) -> None:
     """Compile what the engine's rounds need now: it takes long, and would be timed with them."""
-    engine.target.prepare(engine.tree_builder.max_nodes)
+    engine.target.prepare(engine.max_nodes)
     if isinstance(engine.drafter, Compilable):
         engine.drafter.prepare(engine.tree_builder.max_depth + 1)
 

@@ -42,7 +42,12 @@ def accept(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> Accepted:
-    """Let a rule accept a path of a tree, without waiting for the device if it can."""
+    """Let a rule accept a path of a tree, without waiting for the device if it can.
+
+    It never sees the tree's probes, so that none can be accepted.
+    """
+    if tree.probes:
+        tree, logits = tree.drafts, logits[: tree.drafted + 1]
     if decides_on_device(type(rule)):
         padded = cast(AcceptsOnDevice, rule).accept_padded(tree, logits, sampling, generator)
         if padded is not None:

@@ -70,7 +70,9 @@ def _decide(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> Acceptance | PaddedAcceptance:
-    """Without waiting for the device where the rule can."""
+    """Without waiting for the device where the rule can; it never sees probes."""
+    if tree.probes:
+        tree, logits = tree.drafts, logits[: tree.drafted + 1]
     if decides_on_device(type(rule)):
         padded = cast(AcceptsOnDevice, rule).accept_padded(tree, logits, sampling, generator)
         if padded is not None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
+from falcon_lab.decoding.probing import most_probes
 from falcon_lab.protocols import (
     Drafter,
     DraftOutput,
@@ -71,6 +72,9 @@ class BatchDrafter(Drafter, Protocol):
 class RowByRow:
     """The ``DraftSequences`` of a drafter that knows one sequence alone.
 
+    Attributes:
+        drafters: each row's own.
+
     Args:
         drafter: what is copied.
         rows: B.
@@ -79,36 +83,41 @@ class RowByRow:
     """
 
     def __init__(self, drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> None:
-        self._drafters = copies_of(drafter, rows)
+        self.drafters = copies_of(drafter, rows)
         self._positions = positions
         self._tree = tree
 
     def reset(self, row: int, first: Tensor) -> None:
         """Start a sequence in that row."""
-        drafter = self._drafters[row]
+        drafter = self.drafters[row]
         drafter.reset(first)
         if isinstance(drafter, KeepsRows):
             drafter.reserve(self._positions, self._tree)
 
     def observe(self, row: int, observation: Observation) -> None:
         """Tell that row's copy."""
-        self._drafters[row].observe(observation)
+        self.drafters[row].observe(observation)
 
     def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
         """One call for each row."""
-        return {row: self._drafters[row].draft(frontier) for row, frontier in frontiers.items()}
+        return {row: self.drafters[row].draft(frontier) for row, frontier in frontiers.items()}
 
     def move(self, source: int, goal: int) -> None:
         """Exchange the two."""
-        drafters = self._drafters
+        drafters = self.drafters
         drafters[goal], drafters[source] = drafters[source], drafters[goal]
 
 
 def sequences_of(drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> DraftSequences:
     """The drafter's own way to draft for ``rows`` sequences, or row by row."""
-    if isinstance(drafter, BatchDrafter):
+    if isinstance(drafter, BatchDrafter) and not most_probes(drafter):
         return drafter.sequences(rows, positions, tree)
     return RowByRow(drafter, rows, positions, tree)
+
+
+def asking(sequences: DraftSequences, row: int) -> Drafter | None:
+    """Who may have probes for a row: its own drafter, where every row has one."""
+    return sequences.drafters[row] if isinstance(sequences, RowByRow) else None
 
 
 def copies_of(component: T, count: int) -> list[T]:

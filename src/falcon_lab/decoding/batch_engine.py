@@ -179,7 +179,7 @@ class _Session:
     def _nodes(self) -> int:
         """Of the largest tree, beyond the text."""
         engine = self._engine
-        return 0 if isinstance(engine, PlainEngine) else engine.tree_builder.max_nodes
+        return 0 if isinstance(engine, PlainEngine) else engine.max_nodes
 
     def _rounds(
         self, sampling: Sampling, count: int, longest: int

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.batch_accepting import accept_rows
-from falcon_lab.decoding.batch_drafting import copies_of, sequences_of
+from falcon_lab.decoding.batch_drafting import asking, copies_of, sequences_of
 from falcon_lab.decoding.batch_rows import Row, share_out
 from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.engine import at_most
 from falcon_lab.decoding.generation import Round
 from falcon_lab.decoding.observing import observation
+from falcon_lab.decoding.probing import harvest, with_probes
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.protocols import (
+    Acceptance,
     Frontier,
     RoundContext,
     RoundOutcome,
@@ -130,6 +132,7 @@ class SpeculativeRounds:
         """Draft, verify, accept and commit."""
         clock = clock_for(self._target.device)
         trees, passes = self._draft(rows)
+        trees = [self._with_probes(place, row, trees[place]) for place, row in enumerate(rows)]
         clock.lap("draft")
 
         output = self._target.verify_batch(trees, cache)
@@ -150,15 +153,26 @@ class SpeculativeRounds:
         outputs = output.split(counts)
         for place, (row, one, tree) in enumerate(zip(rows, accepted, trees, strict=True)):
             row.root = one.tokens[-1]
+            if (drafter := asking(self._drafts, place)) is not None:
+                acceptance = Acceptance(one.nodes, row.root)
+                harvest(drafter, tree, outputs[place].logits, acceptance)
             seen = observation(self._drafter, one.tokens, outputs[place], one.nodes)
             self._drafts.observe(place, seen)
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(one.path) - 1)
             self._controllers[place].update(outcome)
             added = len(kept[place])
             drafted = min(outcome.accepted, added)
-            row.rounds.append(Round(outcome.nodes, outcome.drafted, passes[place], drafted, added))
+            counts_of = (outcome.nodes, outcome.drafted, passes[place], drafted, added, tree.probes)
+            row.rounds.append(Round(*counts_of))
         clock.lap("commit")
         share_out(clock, rows)
+
+    def _with_probes(self, place: int, row: Row, tree: TokenTree) -> TokenTree:
+        """A row's tree, and what its drafter wants to know besides."""
+        drafter = asking(self._drafts, place)
+        if drafter is None:
+            return tree
+        return with_probes(drafter, tree, row.transcript.remaining - 1)
 
     def _draft(self, rows: Sequence[Row]) -> tuple[list[TokenTree], list[int]]:
         """Drafter and tree builders take turns; every row's tree and number of passes."""

@@ -16,6 +16,7 @@ from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.observing import observation
+from falcon_lab.decoding.probing import harvest, most_probes, with_probes
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.protocols import (
@@ -67,6 +68,11 @@ class SpeculativeEngine:
         self.decoding = decoding or DecodingConfig()
 
     @property
+    def max_nodes(self) -> int:
+        """Most nodes of a round, probes counted."""
+        return self.tree_builder.max_nodes + most_probes(self.drafter)
+
+    @property
     def lossless(self) -> bool:
         """Whether the output is the target's own."""
         return self.rule.lossless
@@ -112,8 +118,9 @@ class SpeculativeEngine:
         clock.lap("prefill")
 
         while transcript.finish is None:
-            budget = at_most(self.controller.budget(), depth=transcript.remaining - 1)
-            tree, passes = self._draft(RoundContext(root, budget, sampling, generator))
+            room = transcript.remaining - 1
+            budget = at_most(self.controller.budget(), depth=room)
+            tree, passes = self._draft(RoundContext(root, budget, sampling, generator), room)
             clock.lap("draft")
 
             start = cache.length
@@ -126,13 +133,15 @@ class SpeculativeEngine:
             clock.lap("accept")
 
             cache.commit(start, accepted.path, last=added.last)
+            harvest(self.drafter, tree, output.logits, accepted)
             self._observe(added.tokens, output, accepted.path)
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(added.listed) - 1)
             self.controller.update(outcome)
             clock.lap("commit")
 
             drafted = min(outcome.accepted, len(kept))
-            rounds.append(Round(outcome.nodes, outcome.drafted, passes, drafted, len(kept)))
+            counts = (outcome.nodes, outcome.drafted, passes, drafted, len(kept), tree.probes)
+            rounds.append(Round(*counts))
             if on_round is not None:
                 on_round(kept, drafted, tree, accepted)
             clock.lap("overhead")
@@ -141,11 +150,12 @@ class SpeculativeEngine:
     def _begin(self, first: Tensor, length: int) -> KVCache:
         """Start a sequence of up to ``length`` tokens, if there is memory for it; its cache."""
         target, drafter, tree = self.target, self.drafter, self.tree_builder
+        nodes = self.max_nodes
         keeper = drafter if isinstance(drafter, KeepsRows) else None
 
         def bytes_of(length: int) -> int:
             own = keeper.kv_bytes(length, tree) if keeper else 0
-            return target.kv_bytes(length + tree.max_nodes) + own
+            return target.kv_bytes(length + nodes) + own
 
         check_kv_memory(
             bytes_of,
@@ -157,7 +167,7 @@ class SpeculativeEngine:
         drafter.reset(first)
         if keeper:
             keeper.reserve(length, tree)
-        return target.new_cache(length + tree.max_nodes)
+        return target.new_cache(length + nodes)
 
     def _prefill(self, prompt: Tensor, cache: KVCache) -> TargetOutput:
         """Read the prompt. The drafter is told of every pass but the last one.
@@ -172,7 +182,7 @@ class SpeculativeEngine:
                 self._observe(known, output, remaining=left)
         return output
 
-    def _draft(self, context: RoundContext) -> tuple[TokenTree, int]:
+    def _draft(self, context: RoundContext, room: int) -> tuple[TokenTree, int]:
         """Drafter and tree builder take turns; the tree and the number of passes."""
         passes = 0
         frontier = self.tree_builder.start(context)
@@ -182,7 +192,7 @@ class SpeculativeEngine:
             frontier = self.tree_builder.grow(output)
             if frontier is not None and not self.controller.keep_going(passes, output):
                 break
-        return self.tree_builder.finish(), passes
+        return with_probes(self.drafter, self.tree_builder.finish(), room), passes
 
     def _observe(
         self,

@@ -43,7 +43,9 @@ DEFINITIONS: dict[str, str] = {
         "the same among rounds that drafted position i and accepted position i-1 "
         "(speculators' conditional rate; EAGLE's n-α on a chain)"
     ),
-    "nodes_per_round": "draft tokens that the target verified per round, the root not counted",
+    "nodes_per_round": (
+        "draft tokens (and probes) that the target verified per round, the root not counted"
+    ),
     "passes_per_round": "drafter passes per round",
     "time_split": (
         "share of decoding time, in %: drafting (passes and tree building), verification by the "

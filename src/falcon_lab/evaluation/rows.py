@@ -16,7 +16,7 @@ class RoundColumns:
     """The rounds of one answer, column by column, one entry a round.
 
     Attributes:
-        nodes: draft tokens verified (the root not counted).
+        nodes: draft tokens and probes verified (the root not counted).
         depth: draft tokens on the longest path.
         passes: drafter passes.
         accepted: draft tokens accepted.

@@ -68,7 +68,8 @@ class TreeRecorder:
 def tree_record(
     tree: TokenTree, accepted: Acceptance, decode: Callable[[list[int]], str]
 ) -> dict[str, Any]:
-    """A verified tree as plain values."""
+    """A verified tree as plain values, without its probes."""
+    tree = tree.drafts
     tokens = tree.tokens.tolist()
     return {
         "tokens": tokens,

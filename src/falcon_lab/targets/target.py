@@ -296,7 +296,7 @@ class Target:
         if nodes == 1:
             return self.step(tree.tokens[0], cache)
         if start + nodes > self.max_positions:  # only near the end is the depth worth a look
-            self._range(start, tree.max_depth + 1)
+            self._range(start, tree.reach + 1)
         if self._compiled is not None and self._compiled.takes(nodes, cache):
             positions = tree.depth + start
             return self._through(self._compiled, tree.tokens, positions, tree.ancestors, cache)
@@ -369,7 +369,7 @@ class Target:
         padded = PaddedTrees.of(trees)
         if max(starts) + padded.width > self.max_positions:
             for start, tree in zip(starts, trees, strict=True):
-                self._range(start, tree.max_depth + 1)
+                self._range(start, tree.reach + 1)
         cache.begin()
         hidden, *taps = self._run(
             tokens=padded.tokens,

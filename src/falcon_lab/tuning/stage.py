@@ -11,6 +11,7 @@ from falcon_lab.builtins import DynamicTreeConfig
 from falcon_lab.compiling.choice import choose_drafter, choose_target
 from falcon_lab.config import to_plain
 from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.probing import most_probes
 from falcon_lab.evaluation.benchmark import PLAIN, Measurement, measure, torch_threads
 from falcon_lab.evaluation.engines import (
     Methods,
@@ -118,7 +119,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         for name in _add_tuned(experiment, components, chosen.choice, growth):
             row = experiment.evaluation.methods[name]
             add_method(methods, name, row, experiment, target, components, Path())
-        promises = _promises(experiment, methods, texts[:REPLAYED_ON], costs)
+        promises = promises_of(experiment, methods, texts[:REPLAYED_ON], costs)
         announce("measuring the most promising trees on prompts that were tuned on")
         trial = try_finalists(
             methods.engines, promises, others[:TRIED_ON], experiment.evaluation, bench.stop
@@ -224,12 +225,18 @@ def _add_tuned(
     return TUNED, DYNAMIC
 
 
-def _promises(
+def promises_of(
     experiment: Experiment, methods: Methods, texts: Sequence[Text], costs: Costs
 ) -> dict[str, Promise]:
-    """What every row promises. A builder without a price of its own counts as a template."""
+    """What every row promises. A builder without a price of its own counts as a template.
+
+    A drafter with probes learns from the target's passes, of which a replay has none; it promises
+    nothing, and is measured alone.
+    """
     found = {}
     for name, engine in methods.engines.items():
+        if most_probes(engine.drafter):
+            continue
         row = experiment.evaluation.methods[name]
         tree, controller = row.tree or experiment.tree, row.controller or experiment.controller
         builder = "dynamic" if tree["name"] == "optimal" else tree["name"]  # grown the same way

@@ -15,9 +15,11 @@ from falcon_lab_lookup import LookupConfig
 class LookupDrafter:
     """Copies what followed the first earlier occurrence of the newest tokens.
 
-    Runs of ``max_ngram`` newest tokens are looked for, then shorter ones. An occurrence counts
-    when k tokens follow it; as the first has the most text after it, only the first of every run
-    need be remembered, and a draft costs ``max_ngram`` dictionary look-ups.
+    Runs of ``max_ngram`` newest tokens are looked for, then shorter ones; the first occurrence of
+    the longest is copied from, up to k tokens, as Hugging Face's ``prompt_lookup_num_tokens`` does.
+    With ``whole`` an occurrence counts only when k tokens follow it. As the first has the most text
+    after it, only the first of every run need be remembered, and a draft costs ``max_ngram``
+    dictionary look-ups.
 
     Args:
         config: the options.
@@ -29,6 +31,7 @@ class LookupDrafter:
     def __init__(self, config: LookupConfig, context: BuildContext) -> None:
         self.block = config.num_tokens
         self._max_ngram = config.max_ngram
+        self._least = config.num_tokens if config.whole else 1
         self._vocabulary = context.host.vocab_size
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # run -> place behind its first occurrence
@@ -45,7 +48,7 @@ class LookupDrafter:
             self._append(token)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """``[1, k, V]`` with one token a row for the root, or no rows when there is no match.
+        """``[1, rows, V]``, one token a row, for the root; no rows when there is no match.
 
         Below the root there is nothing to say: the copy ends with the block.
         """
@@ -53,14 +56,14 @@ class LookupDrafter:
         copied = self.lookup() if int(frontier.parents[0]) < 0 else []
         logits = torch.full((blocks, len(copied), self._vocabulary), -torch.inf, device=device)
         if copied:
-            logits[0, torch.arange(self.block), torch.tensor(copied)] = 0.0
-        return DraftOutput(logits)
+            logits[0, torch.arange(len(copied)), torch.tensor(copied)] = 0.0
+        return DraftOutput(logits, paths=[copied] if copied else [])
 
     def lookup(self) -> list[int]:
-        """The k tokens behind the first match, or none."""
+        """The tokens behind the first match, at most k; or none."""
         for length in range(min(self._max_ngram, len(self._tokens)), 0, -1):
             start = self._after[tuple(self._tokens[-length:])]
-            if start + self.block <= len(self._tokens):
+            if start + self._least <= len(self._tokens):
                 return self._tokens[start : start + self.block]
         return []
 

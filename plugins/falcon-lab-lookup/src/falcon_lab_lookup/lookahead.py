@@ -1,0 +1,118 @@
+"""Lookahead decoding (arXiv 2402.02057): the target's own Jacobi iterations give the n-grams.
+
+Shapes: C nodes of a round's tree, P probes, k tokens of an n-gram behind its first, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+from torch import Tensor
+
+from falcon_lab.protocols import (
+    Acceptance,
+    BuildContext,
+    DraftOutput,
+    Frontier,
+    Observation,
+    Probes,
+)
+from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab_lookup import LookaheadConfig
+from falcon_lab_lookup.pool import Pool
+from falcon_lab_lookup.window import Shape, Window, most_tokens
+
+
+class LookaheadDrafter:
+    """Drafts n-grams that the target itself has written in passes that it made anyway.
+
+    In one pass the target verifies the n-grams which begin with the newest token, and reads a
+    window of guesses of the text to come (``window.py``) as probes, which gives new n-grams for
+    the pool. There is no model and no pass of a drafter; what it costs is the width of the
+    target's pass.
+
+    Args:
+        config: the options.
+        context: gives the target's vocabulary.
+
+    Attributes:
+        block: N - 1, an n-gram without the token that it is found by.
+        max_probes: tokens of the window.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, config: LookaheadConfig, context: BuildContext) -> None:
+        self.block = config.ngram - 1
+        self.max_probes = most_tokens(config.ngram, config.window)
+        self.config = config
+        self._vocabulary = context.host.vocab_size
+        self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.pool = Pool(self.config.guesses)
+        self.window: Window | None = None
+        self._text: list[int] = []
+        self._random = Random(self.config.seed)
+
+    def reset(self, first: Tensor) -> None:
+        """Forget the text, its n-grams and its window, and start one with ``first``."""
+        self._begin()
+        self._append(int(first))
+
+    def observe(self, observation: Observation) -> None:
+        """Read the tokens that the target has committed."""
+        for token in observation.tokens.tolist():
+            self._append(token)
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        """The n-grams that begin with the newest token, newest first, as ``paths``.
+
+        The logits ``[1, k, V]`` are the newest one alone, for trees that are made of logits.
+        Below the root there is nothing to say.
+        """
+        blocks, device = frontier.tokens.shape[0], frontier.tokens.device
+        grams = self.pool.behind(self._text[-1]) if int(frontier.parents[0]) < 0 else []
+        newest = grams[0] if grams else ()
+        logits = torch.full((blocks, len(newest), self._vocabulary), -torch.inf, device=device)
+        if newest:
+            logits[0, torch.arange(self.block), torch.tensor(newest)] = 0.0
+        return DraftOutput(logits, paths=grams)
+
+    def probe(self, tree: TokenTree, room: int) -> Probes | None:
+        """The window; none in the last rounds of a text, which would end before its end."""
+        config, device = self.config, tree.tokens.device
+        if self.window is None:
+            count = config.window + config.ngram - 3
+            guess = self._random.choices(self._text, k=count)
+            self.window = Window(config.ngram, config.window, guess)
+        shape = self._shape(self.window.counts, device)
+        if shape.deepest > room:
+            return None
+        sees = shape.sees.new_zeros(shape.sees.shape[0], tree.drafted + 1)
+        sees[:, 0] = True  # of the tree, the root alone
+        tokens = torch.tensor(self.window.tokens, device=device)
+        return Probes(tokens, shape.depth, torch.cat((sees, shape.sees), 1))
+
+    def harvest(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
+        """Put the n-grams of the window's columns into the pool, and move it on."""
+        assert self.window is not None
+        new = logits[-self.window.counts[-1] :].argmax(-1).tolist()
+        for first, gram in self.window.advance(self._text[-1], new):
+            self.pool.add(first, gram)
+
+    def _shape(self, counts: tuple[int, ...], device: torch.device) -> Shape:
+        shape = self._shapes.get(counts)
+        if shape is None:
+            made = Shape.of(counts)
+            shape = Shape(made.depth.to(device), made.sees.to(device), made.deepest)
+            self._shapes[counts] = shape
+        return shape
+
+    def _append(self, token: int) -> None:
+        self._text.append(token)
+        if self.config.from_text and len(self._text) > self.block:
+            first, *gram = self._text[-self.block - 1 :]
+            self.pool.add(first, gram)

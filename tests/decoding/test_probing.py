@@ -1,0 +1,213 @@
+"""Probes change nothing but what the target reads: neither text nor acceptance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.asking import Asking
+from fakes.batches import NEW, PROMPTS, one_by_one, same_rounds, together
+from fakes.decoding import CONTEXT, chain, generate, plain, speculative
+from fakes.drafters import OracleDrafter, RandomDrafter
+from fakes.remembering import RememberingDrafter
+from fakes.table_target import TableTarget
+from fakes.trees import prefix_closed
+from falcon_lab.acceptance.auto import Auto
+from falcon_lab.decoding.generation import Generation, Round
+from falcon_lab.decoding.probing import most_probes
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import Acceptance, ReadsProbes
+from falcon_lab.reporting.tree_drawing import tree_record
+from falcon_lab.trees.paths import Path
+from falcon_lab.trees.templates import named
+from falcon_lab.trees.token_tree import TokenTree
+from tiny_models import POSITIONS, tiny_target
+
+FAMILIES = ["llama", "gpt2", "mistral"]
+TARGETS = {family: tiny_target(family, vocab=12) for family in FAMILIES}
+PROMPT = [3, 1, 4]
+
+
+class AskingOracle(Asking, OracleDrafter):
+    """Drafts well, and asks."""
+
+
+class AskingRandom(Asking, RandomDrafter):
+    """Drafts badly, and asks."""
+
+
+class AskingMemory(Asking, RememberingDrafter):
+    """Drafts in a batch, and asks."""
+
+
+def rounds(out: Generation) -> list[Round]:
+    """Without the number of their probes."""
+    return [Round(r.nodes, r.depth, r.passes, r.accepted, r.emitted) for r in out.rounds]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    family=st.sampled_from(FAMILIES),
+    paths=prefix_closed(10),
+    block=st.integers(1, 3),
+    most=st.integers(1, 12),
+    seed=st.integers(0, 99),
+    temperature=st.sampled_from([0.0, 0.9]),
+    proposal=st.sampled_from(["deterministic", "sampled"]),
+)
+def test_a_tree_with_any_probes_is_accepted_as_it_is_without(
+    family: str,
+    paths: list[Path],
+    block: int,
+    most: int,
+    seed: int,
+    temperature: float,
+    proposal: str,
+) -> None:
+    target = TARGETS[family]
+    truth = PROMPT + plain(target, PROMPT, 20).tokens
+    asking = AskingOracle(12, block, truth, seed=seed).ask(most, seed)
+    without = OracleDrafter(12, block, truth, seed=seed)
+    ours, theirs = (
+        generate(
+            speculative(target, drafter, paths, proposal=proposal),
+            PROMPT,
+            20,
+            temperature=temperature,
+        )
+        for drafter in (asking, without)
+    )
+    assert ours.tokens == theirs.tokens
+    assert rounds(ours) == rounds(theirs)
+    if not temperature:
+        assert (*PROMPT, *ours.tokens) == tuple(truth)
+    assert sum(round_.probes > 0 for round_ in ours.rounds) == len(asking.answers) == asking.asked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_drafter_reads_what_the_target_says_to_its_probes(family: str) -> None:
+    target = TARGETS[family]
+    asking = AskingRandom(12, 2).ask(5)
+    told: list[Any] = []
+    out = generate(
+        speculative(target, asking, named("auto", 2)),
+        PROMPT,
+        16,
+        on_round=lambda *round_: told.append(round_),
+    )
+    with_probes = [(tree, accepted) for *_, tree, accepted in told if tree and tree.probes]
+    assert [tree for tree, _ in with_probes] == [tree for tree, *_ in asking.answers]
+    for (tree, logits, acceptance), (_, accepted) in zip(asking.answers, with_probes, strict=True):
+        assert logits.shape == (tree.nodes, 12)
+        assert torch.equal(acceptance.path, accepted.path)
+        assert int(acceptance.path[-1]) <= tree.drafted
+    assert {round_.probes for round_ in out.rounds} - {0}
+
+
+def test_a_probe_sees_what_it_says_and_no_draft_sees_a_probe() -> None:
+    target = TARGETS["llama"]
+    cache = target.new_cache(20)
+    target.prefill(torch.tensor(PROMPT), cache)
+    asking = AskingRandom(12, 1).ask(6, seed=4)
+    parents = torch.tensor([-1, 0, 0, 1])
+    tree = TokenTree(
+        torch.tensor([5, 6, 7, 8]),
+        parents,
+        torch.tensor([0, 1, 1, 2]),
+        torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bool(),
+        "deterministic",
+        torch.zeros(4),
+    )
+    probes = asking.probe(tree, 3)
+    asked = tree.with_probes(probes)
+    assert (asked.nodes, asked.drafted, asked.probes) == (4 + len(probes.tokens), 3, asked.probes)
+    assert (asked.max_depth, asked.reach) == (2, max(2, int(probes.depth.max())))
+    assert not asked.ancestors[:4, 4:].any()
+    assert torch.equal(asked.ancestors[4:], probes.sees)
+    start = cache.length
+    logits = target.verify(asked, cache).logits
+    cache.truncate(start)
+    assert torch.allclose(logits[:4], target.verify(tree, cache).logits, atol=1e-5)
+    for part in ("tokens", "parents", "depth", "ancestors"):
+        assert torch.equal(getattr(asked.drafts, part), getattr(tree, part))
+
+
+def test_acceptance_rules_never_see_probes() -> None:
+    class Looking(Auto):
+        """Sees to it, on the way that waits for the device."""
+
+        def __call__(self, tree: TokenTree, logits: Any, *others: Any) -> Acceptance:
+            assert tree.nodes == tree.drafted + 1 == logits.shape[0]
+            return super().__call__(tree, logits, *others)
+
+    target, asking = TableTarget(12), AskingRandom(12, 2).ask(6)
+    rule = Looking(None, CONTEXT)
+    out = generate(speculative(target, asking, named("auto", 2), rule=rule), PROMPT, 30)
+    assert out.tokens == plain(target, PROMPT, 30).tokens
+    assert len(asking.answers) > 5
+
+
+@pytest.mark.parametrize("new", [POSITIONS, 40])
+def test_the_cache_has_room_for_probes_to_the_end_of_the_context(new: int) -> None:
+    target = TARGETS["gpt2"]
+    asking = AskingRandom(12, 1).ask(9)
+    engine = speculative(target, asking, chain(2))
+    assert engine.max_nodes == 3 + 9
+    prompt = [1 + at % 11 for at in range(POSITIONS - 60)]
+    assert generate(engine, prompt, new).tokens == plain(target, prompt, new).tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_of_a_batch_asks_for_itself(temperature: float) -> None:
+    target = tiny_target("mistral")
+    texts = [[*prompt, *plain(target, prompt, NEW).tokens] for prompt in PROMPTS]
+    engine = speculative(target, AskingMemory(64, 2, texts).ask(7), named("auto", 2))
+    ours = together(engine, 3, temperature=temperature)
+    alone = []
+    for seed, prompt in enumerate(PROMPTS):
+        other = speculative(target, AskingMemory(64, 2, texts).ask(7), named("auto", 2))
+        [one] = one_by_one(other, [prompt], temperature=temperature) if not seed else [None]
+        alone.append(one)
+    assert [one.tokens for one in ours] == [
+        one.tokens
+        for one in one_by_one(
+            speculative(target, RememberingDrafter(64, 2, texts), named("auto", 2)),
+            temperature=temperature,
+        )
+    ]
+    assert any(round_.probes for one in ours for round_ in one.rounds)
+    same_rounds(ours[:1], alone[:1])
+
+
+def test_more_probes_than_were_announced_are_refused() -> None:
+    class Greedy(AskingRandom):
+        """Asks more than it says."""
+
+        def probe(self, tree: TokenTree, room: int) -> Any:
+            self.max_probes = 9
+            found = super().probe(tree, room)
+            self.max_probes = 1
+            return found
+
+    asking = Greedy(12, 1).ask(1, seed=3)
+    with pytest.raises(FalconLabError, match="max_probes must be the most"):
+        generate(speculative(TARGETS["llama"], asking, chain(2)), PROMPT, 30)
+
+
+def test_who_asks_is_known_by_its_class() -> None:
+    asking = AskingRandom(12, 1).ask(4)
+    assert isinstance(asking, ReadsProbes)
+    assert (most_probes(asking), most_probes(RandomDrafter(12, 1))) == (4, 0)
+
+
+def test_drawings_leave_probes_out() -> None:
+    told: list[Any] = []
+    engine = speculative(TARGETS["llama"], AskingRandom(12, 1).ask(6), chain(3))
+    generate(engine, PROMPT, 12, on_round=lambda *round_: told.append(round_))
+    tree, accepted = next((t, a) for *_, t, a in told if t is not None and t.probes)
+    record = tree_record(tree, accepted, str)
+    assert len(record["tokens"]) == len(record["parents"]) == len(record["texts"]) == 4
