@@ -317,6 +317,8 @@ class Prediction:
             sequence.
         head: ``[n, H]`` features and ``[n]`` slots of any rows -> ``[n, V]``, where the drafter has
             heads of its own; None: ``host.head(features)``.
+        hidden: ``[B, R, C]``, what ``head`` reads in place of the features, where the rows are no
+            predictions of the target's.
     """
 
     features: Tensor | None
@@ -326,6 +328,7 @@ class Prediction:
     slot: Tensor
     group: Tensor
     head: Callable[[Tensor, Tensor], Tensor] | None = None
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,41 @@ def test_weights_that_are_reached_past_the_rows_get_their_gradient(size: int) ->
         assert torch.allclose(a.grad, b.grad, rtol=1e-4)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("size", [1, 6, 22, ALL])
+def test_a_drafters_own_head_is_asked_part_by_part_too(size: int, trained: bool) -> None:
+    objective, shapes = _falcon(feature=0, soft=0.5, hard=0.7), []
+    own = nn.Linear(32, 64).requires_grad_(trained)
+
+    def head(rows: Tensor, slot: Tensor) -> Tensor:
+        assert rows.shape[:1] == slot.shape
+        shapes.append(len(rows))
+        return own(rows)
+
+    given = _rows(4)
+    rows = replace(given, features=None, hidden=given.features, head=head)
+    loss = RowLoss(objective, _teacher(size), torch.Generator(), lambda *_: None)(rows)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert max(shapes) == min(size, ROWS)
+    found = given.features.grad if given.features is not None else None
+
+    with torch.no_grad():
+        leaf = given.features.detach() if given.features is not None else None
+    assert leaf is not None
+    leaf.requires_grad_()
+    weights = [p.grad.clone() for p in own.parameters() if p.grad is not None]
+    own.zero_grad()
+    alone = replace(given, features=None, logits=own(leaf))
+    RowLoss(objective, _teacher(ALL), torch.Generator(), lambda *_: None)(alone).backward()  # type: ignore[no-untyped-call]
+    assert found is not None
+    assert leaf.grad is not None
+    assert torch.allclose(found, leaf.grad, rtol=1e-4, atol=1e-6)
+    expected = [p.grad for p in own.parameters() if p.grad is not None]
+    assert len(weights) == len(expected) == 2 * trained
+    for a, b in zip(weights, expected, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_an_objective_without_a_gradient_gives_none() -> None:
     class Constant(Stranger):
         weights: Mapping[str, float] = {"constant": 1.0}

@@ -46,6 +46,7 @@ class StudentRows:
         slot: ``[R']`` long, place in the block.
         index: two ``[R']`` long, sequence and row of the prediction.
         head: the student's own, or None.
+        hidden: ``[R', C]``, what it reads in place of the features, or None.
     """
 
     features: Tensor | None
@@ -55,6 +56,7 @@ class StudentRows:
     slot: Tensor
     index: tuple[Tensor, Tensor]
     head: Callable[[Tensor, Tensor], Tensor] | None = None
+    hidden: Tensor | None = None
 
     @classmethod
     def of(cls, prediction: Prediction, labels: Labels, shape: torch.Size) -> Self:
@@ -80,6 +82,7 @@ class StudentRows:
             prediction.slot[sequence, row],
             (sequence, row),
             prediction.head,
+            _chosen(prediction.hidden, flat),
         )
 
     def __len__(self) -> int:
@@ -93,6 +96,7 @@ class StudentRows:
                 self,
                 features=None if self.features is None else self.features[part],
                 logits=None if self.logits is None else self.logits[part],
+                hidden=None if self.hidden is None else self.hidden[part],
                 places=self.places[part],
                 tokens=self.tokens[part],
                 slot=self.slot[part],
@@ -168,10 +172,11 @@ class Teacher:
         """``[n, V]``: the student's own logits, or its own or the target's head on its features."""
         if rows.logits is not None:
             return rows.logits
-        assert rows.features is not None, "a drafter predicts features or logits"
+        read = rows.features if rows.hidden is None else rows.hidden
+        assert read is not None, "a drafter predicts features or logits"
         if rows.head is not None:
-            return rows.head(rows.features, rows.slot)
-        return self.target.head(rows.features.to(self.target.dtype))
+            return rows.head(read, rows.slot)
+        return self.target.head(read.to(self.target.dtype))
 
     def compare(self, rows: StudentRows, generator: torch.Generator) -> LabelledRows:
         """All that an objective may look at; ``generator`` is for labels that are drawn."""

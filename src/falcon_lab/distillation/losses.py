@@ -109,15 +109,17 @@ class RowLoss:
 
 
 def _inputs(rows: StudentRows) -> list[Tensor]:
-    """What a gradient is wanted of: the student's features, its logits, or both."""
-    return [rows_of for rows_of in (rows.features, rows.logits) if rows_of is not None]
+    """What a gradient is wanted of: the student's features, its logits, what it makes them of."""
+    return [of for of in (rows.features, rows.logits, rows.hidden) if of is not None]
 
 
 def _as_leaf(rows: StudentRows) -> StudentRows:
     def cut(values: Tensor | None) -> Tensor | None:
         return None if values is None else values.detach().requires_grad_()
 
-    return replace(rows, features=cut(rows.features), logits=cut(rows.logits))
+    return replace(
+        rows, features=cut(rows.features), logits=cut(rows.logits), hidden=cut(rows.hidden)
+    )
 
 
 def _gradients(loss: Tensor, rows: StudentRows) -> tuple[Tensor, ...]:

@@ -23,7 +23,7 @@ from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_batch import HeadSequences
 from falcon_lab.drafters.head_decoding import Decoding
 from falcon_lab.drafters.head_passes import Passes
-from falcon_lab.drafters.head_training import first_pass
+from falcon_lab.drafters.head_training import Rows, first_pass
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
 from falcon_lab.drafters.unrolling import unrolled
 from falcon_lab.errors import FalconLabError
@@ -112,12 +112,9 @@ class FeatureHead(nn.Module):
         logits: Tensor = self.host.head(hidden.to(self.host.dtype))
         return logits
 
-    def predicted(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """``features`` and ``logits`` of a training ``Prediction`` with these rows ``[B, R, H]``.
-
-        As they stand here, the rows are predictions of the target's features.
-        """
-        return hidden, None
+    def predicted(self, hidden: Tensor, where: Rows) -> Prediction:
+        """What training compares: here ``hidden``, ``[B, R, H]``, are the target's features."""
+        return Prediction(hidden, None, *where)
 
     # --- training -----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Shapes: B batch, T rows, A anchors, R prediction rows, M layers of an LSTM, k bl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,15 @@ from falcon_lab.protocols import DrafterInputs, Prediction, Reveal
 if TYPE_CHECKING:
     from falcon_lab.drafters.feature_head import FeatureHead
     from falcon_lab.drafters.unrolling import KeptRows
+
+
+class Rows(NamedTuple):
+    """What R prediction rows are about, ``[B, R]`` long each: as in ``Prediction``."""
+
+    label: Tensor
+    source: Tensor
+    slot: Tensor
+    group: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +84,12 @@ def first_pass(
         )
     runs = find_runs(inputs.documents)
     blocks = divide(runs, inputs.positions, phase, head.block)
-    rows = _Rows(head, inputs, runs, blocks, kept)
+    rows = _Batch(head, inputs, runs, blocks, kept)
     return rows.by_blocks(reveal) if head.offsets is None else rows.by_queries(reveal)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _Batch:
     head: FeatureHead
     inputs: DrafterInputs
     runs: Runs
@@ -105,8 +114,8 @@ class _Rows:
         column = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         slot, group = self.blocks
         source = column + (block - 1 - slot)
-        found = self.head.predicted(hidden)
-        prediction = Prediction(*found, column + block, source, slot, group)
+        where = Rows(column + block, source, slot, group)
+        prediction = self.head.predicted(hidden, where)
         return FirstPass(prediction, hidden, self.runs, self.blocks, state)
 
     def by_queries(self, reveal: Reveal | None) -> FirstPass:
@@ -133,13 +142,13 @@ class _Rows:
         )[:, inputs.tokens.shape[1] :]
         present = anchors.present.repeat_interleave(block, dim=1)
         group = torch.arange(anchor.shape[1], device=anchor.device) // block
-        prediction = Prediction(
-            *head.predicted(hidden),
+        where = Rows(
             label=torch.where(present, anchor + 1 + slot, -1),
             source=anchor,
             slot=slot.expand_as(anchor),
             group=group.expand_as(anchor),
         )
+        prediction = head.predicted(hidden, where)
         return FirstPass(prediction, hidden, self.runs, self.blocks, state)
 
     def _run(self, **rows: Any) -> Tensor:

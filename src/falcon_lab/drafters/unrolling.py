@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from falcon_lab.drafters.fusing import State
-from falcon_lab.drafters.head_training import FirstPass, first_pass
+from falcon_lab.drafters.head_training import FirstPass, Rows, first_pass
 from falcon_lab.drafters.relaxed_mask import find_anchors
 from falcon_lab.protocols import DrafterInputs, Prediction, Reveal
 
@@ -125,13 +125,13 @@ class Branches:
         self._hidden = self._run(fused, positions.clamp_max(head.host.max_positions - 1))
         self._passes += 1
         label = self._anchor + ahead + block
-        return Prediction(
-            *head.predicted(self._hidden),
+        where = Rows(
             label=torch.where(self._whole, label, -1),
             source=self._anchor,
             slot=self._slot.expand_as(self._anchor),
             group=self._group,
         )
+        return head.predicted(self._hidden, where)
 
     def _run(self, fused: Tensor, positions: Tensor) -> Tensor:
         """``[B·A, k, W]`` through the decoder blocks; ``[B, R, H]``."""

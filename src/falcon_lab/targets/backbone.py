@@ -44,16 +44,18 @@ class Backbone(nn.Module):
     Args:
         base: the base model.
         lean: take the short way where the model allows it, there is a cache and no gradient.
+        width: channels of ``embeddings``, for a base model without an embedding table; None: it
+            has one.
     """
 
-    def __init__(self, base: Any, *, lean: bool = False) -> None:
+    def __init__(self, base: Any, *, lean: bool = False, width: int | None = None) -> None:
         super().__init__()
         self.base = base
         self.lean = LeanLayers.of(base) if lean else None
         self.config: Any = base.config
         self.kinds = layer_kinds(self.config)
         self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
-        self._has_table = True
+        self._width = width
         self._layout: tuple[torch.dtype, KVLayout] | None = None  # dtype of the weights, and its
         self._everything: Tensor | None = None  # a mask row that sees all, in the kernel's form
 
@@ -71,9 +73,7 @@ class Backbone(nn.Module):
             shortened, attn_implementation=plain_attention(config), dtype=torch.float32
         )
         base.set_input_embeddings(None)
-        made = cls(base, lean=True)
-        made._has_table = False
-        return made
+        return cls(base, lean=True, width=shortened.hidden_size)
 
     @property
     def implementation(self) -> str:
@@ -99,8 +99,8 @@ class Backbone(nn.Module):
     def _look(self, weight: Tensor) -> KVLayout:
         seen = KVCache(self.config.num_hidden_layers, 1)
         first = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        nothing = None if self._has_table else weight.new_zeros(1, 1, self.config.hidden_size)
-        tokens = first if self._has_table else None
+        nothing = None if self._width is None else weight.new_zeros(1, 1, self._width)
+        tokens = first if self._width is None else None
         self.forward(positions=first, mask=None, tokens=tokens, embeddings=nothing, cache=seen)
         return seen.layout
 

@@ -1,0 +1,47 @@
+"""EAGLE's drafters for falcon-lab. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from falcon_lab import hookimpl
+from falcon_lab.hookspecs import Register
+
+__all__ = ["Eagle3Config", "EagleConfig", "register_components"]
+
+
+@dataclass
+class EagleConfig:
+    """EAGLE (arXiv 2401.15077, §4.1); with the tree ``dynamic`` EAGLE-2 (arXiv 2406.16858)."""
+
+    layers: int = 1
+    """Decoder blocks of the target's own kind."""
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"layers must be at least 1, got {self.layers}")
+
+
+@dataclass
+class Eagle3Config:
+    """EAGLE-3 (arXiv 2503.01840, §3)."""
+
+    taps: list[int] | None = None
+    """Layers of the target that are read (0: its embeddings, i: what layer i puts out); null is a
+    low, a middle and a high one: 2, L // 2 and L - 3 of L layers."""
+    head: str = "target"
+    """``target``: its frozen LM head; ``own``: one that is trained, as in the official code."""
+
+    def __post_init__(self) -> None:
+        if self.taps is not None and not self.taps:
+            raise ValueError("taps must name at least one layer, or be null")
+        if self.head not in ("target", "own"):
+            raise ValueError(f"head must be target or own, got {self.head!r}")
+
+
+@hookimpl
+def register_components(register: Register) -> None:
+    """Register the drafters, and the tree that EAGLE was published with."""
+    register.drafter("eagle", "falcon_lab_eagle.eagle:EagleDrafter", config=EagleConfig)
+    register.drafter("eagle3", "falcon_lab_eagle.eagle3:Eagle3Drafter", config=Eagle3Config)
+    register.template("eagle1", "falcon_lab_eagle.tree:published_tree")

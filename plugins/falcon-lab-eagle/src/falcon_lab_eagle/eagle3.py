@@ -1,0 +1,150 @@
+"""EAGLE-3's drafter: three layers of the target in place of its features, and no feature loss.
+
+Shapes: B batch, T rows, L tapped layers, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from falcon_lab.drafters.feature_head import FeatureHead
+from falcon_lab.drafters.fusing import Fusing
+from falcon_lab.drafters.head_training import Rows
+from falcon_lab.protocols import BuildContext, DrafterHost, Prediction
+from falcon_lab.targets.backbone import Backbone
+from falcon_lab_eagle import Eagle3Config
+
+KERNELS = ("eager", "sdpa", "flex_attention")
+
+
+class Eagle3Drafter(FeatureHead):
+    """A linear layer over the tapped layers, one decoder layer of 2H wide queries, keys and values.
+
+    Rows of true positions hold what is made of the taps; in later passes the layer's own output
+    stands there (arXiv 2503.01840, §3.1). Nothing regresses on the target's features, so train it
+    with ``objective.feature: 0``, and over several passes with ``distillation.unroll``.
+    """
+
+    def __init__(self, config: Eagle3Config, context: BuildContext) -> None:
+        host = context.host
+        blocks = Backbone(WideLayer(layer_config(host)), width=2 * host.hidden_size)
+        super().__init__(host, Fusing(), blocks, block=1)
+        self.config = config
+        self.needs = frozenset()
+        layers = host.config.num_hidden_layers
+        self.taps = default_taps(layers) if config.taps is None else tuple(config.taps)
+        self.mix = nn.Linear(len(self.taps) * host.hidden_size, host.hidden_size, bias=False)
+        self.norm = LlamaRMSNorm(host.hidden_size)
+        self.head: nn.Linear | None = None
+        if config.head == "own":
+            self.head = nn.Linear(host.hidden_size, host.vocab_size, bias=False)
+
+    def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
+        """``[..., L, H]`` hidden states of the target -> ``[..., H]``."""
+        if taps is None:
+            raise ValueError("EAGLE-3 reads layers of the target, and none was tapped")
+        mixed: Tensor = self.mix(taps.flatten(-2).to(self.mix.weight.dtype))
+        return mixed
+
+    def join(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Rows in the drafter's own precision, as no layer stands before the decoder layer."""
+        dtype = self.mix.weight.dtype
+        return torch.cat([self.host.embed(tokens).to(dtype), features.to(dtype)], dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., V]``."""
+        normed = self.norm(hidden)
+        if self.head is None:
+            return super().logits(normed)
+        logits: Tensor = self.head(normed)
+        return logits
+
+    def predicted(self, hidden: Tensor, where: Rows) -> Prediction:
+        """Tokens alone: the rows are no predictions of the target's features."""
+        return Prediction(None, None, *where, hidden=hidden, head=lambda rows, _: self.logits(rows))
+
+
+class WideLayer(nn.Module):
+    """Llama's decoder layer, whose attention reads an embedding beside a hidden state.
+
+    Called as a base model of Hugging Face's is. Whatever the target's family, this is EAGLE-3's.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.config = config
+        self.embedding_norm = LlamaRMSNorm(width)
+        self.hidden_norm = LlamaRMSNorm(width)
+        self.attention: Any = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.attention, name)
+            setattr(self.attention, name, nn.Linear(2 * width, narrow.out_features, bias=False))
+        self.mlp_norm = LlamaRMSNorm(width)
+        self.mlp = LlamaMLP(config)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Any,
+        position_ids: Tensor,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """``[B, T, 2H]``, embeddings and hidden states, -> ``[B, T, H]``."""
+        embedding, hidden = inputs_embeds.chunk(2, dim=-1)
+        rows = torch.cat([self.embedding_norm(embedding), self.hidden_norm(hidden)], dim=-1)
+        attended = self.attention(
+            hidden_states=rows,
+            position_embeddings=self.rotary(rows, position_ids),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+        )[0]
+        hidden = hidden + attended
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return BaseModelOutputWithPast(last_hidden_state=hidden)
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer, as the official code takes them.
+
+    A target of few layers gives the last three that can be tapped.
+    """
+    official = (2, layers // 2, layers - 3)
+    if 2 < official[1] < official[2]:
+        return official
+    return tuple(range(max(0, layers - 3), layers))
+
+
+def layer_config(host: DrafterHost) -> LlamaConfig:
+    """Llama's layer in the target's sizes."""
+    theirs = host.config
+    heads = theirs.num_attention_heads
+    kernel = getattr(theirs, "_attn_implementation", None)
+    config = LlamaConfig(
+        vocab_size=1,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        hidden_size=host.hidden_size,
+        intermediate_size=getattr(theirs, "intermediate_size", None) or 4 * host.hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(theirs, "num_key_value_heads", None) or heads,
+        head_dim=getattr(theirs, "head_dim", None) or host.hidden_size // heads,
+        max_position_embeddings=host.max_positions,
+    )
+    config._attn_implementation = kernel if kernel in KERNELS else "sdpa"
+    return config

@@ -1,0 +1,20 @@
+"""EAGLE's published static tree."""
+
+from __future__ import annotations
+
+from falcon_lab.protocols import BuildContext
+
+CHILDREN = {
+    "": 4,
+    **{"0": 3, "1": 2, "2": 2, "3": 1},
+    **{"00": 3, "01": 2, "02": 2, "10": 1},
+    "000": 3,
+    "0000": 2,
+}
+"""Children of every node that has any; a node's name is its ranks from the root on. 25 nodes of
+depth 5 (arXiv 2401.15077; ``eagle/model/choices.py`` of the official code)."""
+
+
+def published_tree(config: None, context: BuildContext) -> dict[str, int]:
+    """The tree, as the builder ``static`` takes it."""
+    return CHILDREN
