@@ -46,12 +46,13 @@ def by_scanning(tokens: list[int], max_ngram: int, num_tokens: int) -> list[int]
 def hugging_faces(tokens: list[int], max_ngram: int, num_tokens: int) -> list[int]:
     """What assisted generation would verify."""
     generator = PromptLookupCandidateGenerator(
-        eos_token_id=None,
+        eos_token_id=torch.tensor([VOCABULARY]),  # which no text has: it would cut a candidate
         num_output_tokens=num_tokens,
         max_matching_ngram_size=max_ngram,
         max_length=10**6,
     )
-    found: list[int] = generator.get_candidates(torch.tensor([tokens]))[0][0].tolist()
+    text = torch.tensor([tokens])
+    found: list[int] = generator.get_candidates(text, is_first_iteration=False)[0][0].tolist()
     return found[len(tokens) :]
 
 
