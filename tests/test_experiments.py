@@ -18,8 +18,8 @@ from falcon_lab.schema import PretrainingConfig
 from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke
 
 YAMLS = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
-RECIPES = [p for p in YAMLS if "\nheads:" not in p.read_text("utf-8")]
-COMPARISONS = [p for p in YAMLS if p not in RECIPES]
+COMPARISONS = [p for p in YAMLS if {"heads", "base"} & set(yaml.safe_load(p.read_text("utf-8")))]
+RECIPES = [p for p in YAMLS if p not in COMPARISONS]
 PACKAGED = ROOT / "src" / "falcon_lab" / "targets" / "recipes" / "tiny-code.yaml"
 BUILT_IN = EXPERIMENTS / "targets" / "tiny-code.yaml"
 
@@ -58,6 +58,11 @@ def test_a_comparison_dry_runs_to_its_plan(recipe: Path) -> None:
     printed = run("compare", recipe, "--dry-run")
     assert "falcon-seed0" in printed
     assert "trainings to do: " in printed
+
+
+def test_a_comparison_that_is_run_says_what_it_is() -> None:
+    message = refused("run", EXPERIMENTS / "compare.yaml")
+    assert "heads: is a comparison's: falcon-lab compare" in message
 
 
 def test_the_main_job_ends_with_its_products(finished: Path) -> None:

@@ -102,6 +102,13 @@ def compares_runs(text: str) -> None:
     assert re.search(r"^k1 +tree-16 ", printed, re.MULTILINE)
 
 
+def beside_the_paper(text: str) -> None:
+    """The paper's figures, ours, and what becomes of their order."""
+    printed = run(*shlex.split(text)[1:], *smoke("seeds=[0]"))
+    assert re.search(r"^falcon own +3.1 ", printed, re.MULTILINE)
+    assert re.search(r"^order of τ draft: (not )?(reproduced|clear)", printed, re.MULTILINE)
+
+
 CHECKS: dict[str, Check] = {
     "pip install . ./plugins/falcon-lab-lookup && lightning run experiments/csgd.yaml": installs,
     "python3 -m venv .venv && . .venv/bin/activate && pip install . ./plugins/falcon-lab-lookup "
@@ -134,6 +141,7 @@ CHECKS: dict[str, Check] = {
         *("only=[falcon,lookup]", "seeds=[0]", "budgets=[chain-2,best]", "temperatures=[0]"),
         *("tuning.grid=[own,chain-2]", "tuning.prompts=1"),
     ),
+    "falcon-lab compare experiments/paper/ablation.yaml": beside_the_paper,
     "falcon-lab compare runs/csgd runs/k1 budgets=[chain-8,tree-16]": compares_runs,
     "falcon-lab view-data experiments/smoke.yaml": whole(),
     "falcon-lab plugins": whole(),

@@ -32,6 +32,9 @@ NODES = {
 }
 """Key of a component's node -> kind of component."""
 
+OF_COMPARISONS = ("base", "heads")
+"""Keys by which a YAML is not an experiment's (``comparing/loading.py``)."""
+
 METHOD_NODES = ("drafter", "tree", "acceptance", "controller")
 """Those that a row of ``evaluation.methods`` may replace."""
 
@@ -113,6 +116,9 @@ def _load(
     if path:
         origin.add(Path(path), lines)
     try:
+        for key in OF_COMPARISONS:
+            if key in tree:
+                raise ConfigError(key, f"is a comparison's: falcon-lab compare {path}")
         for layer in (overrides, later):
             apply_overrides(tree, layer, DEFAULT_NAMES)
         return experiment_of(tree, components)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from falcon_lab import experiment
 from falcon_lab.comparing.loading import load_plan
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.json_lines import read_lines
-from running import invoke, refused, run
+from running import ROOT, invoke, refused, run
 
 HEADS = ["csgd", "linear", "lookup"]
 ONE = ["budgets=[chain-2]", "temperatures=[0]", "only=[csgd,lookup]"]
@@ -102,6 +103,28 @@ def test_what_was_left_out_and_where_the_report_is_are_said(recipe: Path, finish
     assert "left out: gone (no drafter named 'gone' is installed)" in finished
     assert str(recipe.parent / "out" / "tiny.html") in finished
     assert "<svg" in (recipe.parent / "out" / "tiny.html").read_text("utf-8")
+
+
+def test_the_schema_tells_every_key_and_no_other(recipe: Path, results: dict[str, Any]) -> None:
+    document = (ROOT / "docs" / "comparison-schema.md").read_text("utf-8")
+    told = set(re.findall(r"^\| `([^`]+)` \|", document, re.MULTILINE))
+    general = (ROOT / "docs" / "results-schema.md").read_text("utf-8")
+    shared = set(re.findall(r"^\| `methods\.<method>\.(\w+)` \|", general, re.MULTILINE))
+    found = {"paper.source", "paper.temperature", "paper.notes"}
+    found |= {f"paper.metrics[].{key}" for key in ("metric", "rows", "pairs", "verdict")}
+    for key, value in results.items():
+        if key == "heads":
+            found |= {f"heads.<head>.{inner}" for inner in value["csgd"]}
+        elif key == "protocol":
+            found |= {f"protocol.{inner}" for inner in value}
+        elif key in ("rows", "pairs"):
+            found |= {
+                f"{key}[].{inner}" for inner in value[0] if key == "pairs" or inner not in shared
+            }
+        else:
+            found.add(f"{key}[]" if key == "plain" else key)
+    assert told == found | {"rows[]", "rows[].speedup"}
+    assert set(results["plain"][0]) <= shared | {"temperature"}
 
 
 def test_plain_decoding_takes_a_turn_for_every_head(results: dict[str, Any]) -> None:

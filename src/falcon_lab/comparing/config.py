@@ -50,7 +50,8 @@ class PaperConfig:
     """Budget that a row has which names a head alone."""
     temperature: float = 0.0
     published: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """Metric -> column of the table -> row -> figure. A row is a head, or ``HEAD BUDGET``."""
+    """Metric (``speedup``, ``tau``, ``tau_draft``, or ``alpha`` in %) -> column of the table -> row
+    -> figure. A row is a head, or ``HEAD BUDGET``."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know of the published figures."""
 

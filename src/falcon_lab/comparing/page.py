@@ -9,6 +9,7 @@ from typing import Any
 
 from falcon_lab.comparing import table as text
 from falcon_lab.comparing.budgets import BEST
+from falcon_lab.comparing.paper import LABELS
 from falcon_lab.comparing.picture import speed_against_nodes
 from falcon_lab.evaluation.metrics import DEFINITIONS
 from falcon_lab.evaluation.table import NOTHING, speedup_text
@@ -139,9 +140,10 @@ def _paper(results: Mapping[str, Any]) -> str:
             )
             for row in found["rows"]
         ]
-        head = [found["metric"], *columns, "ours [95 %]"]
+        label = LABELS[found["metric"]]
+        head = [label, *columns, "ours [95 %]"]
         parts.append(table([escape(cell) for cell in head], rows))
-        parts.append(f"<p>Order of {found['metric']}: <strong>{found['verdict']}</strong></p>")
+        parts.append(f"<p>Order of {label}: <strong>{found['verdict']}</strong></p>")
         parts.append(_orders(found["pairs"]))
     notes = "".join(f"<li>{escape(note)}</li>" for note in paper["notes"])
     return "\n".join([*parts, f'<ul class="note">{notes}</ul>' if notes else ""])

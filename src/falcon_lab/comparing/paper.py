@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from falcon_lab.evaluation.statistics import Interval
 
 METRICS = ("speedup", "tau", "tau_draft", "alpha")
+LABELS = {"speedup": "speed-up", "tau": "τ", "tau_draft": "τ draft", "alpha": "α %"}
+"""Metric -> what tables call it."""
 REPRODUCED, REVERSED, UNCLEAR = "reproduced", "not reproduced", "not clear"
 UNMEASURED, DIVIDED = "not measured", "the paper's columns disagree"
 
@@ -59,9 +61,8 @@ def check_paper(config: ComparisonConfig) -> None:
 
 def _check_row(name: str, key: str, config: ComparisonConfig, paper: PaperConfig) -> None:
     head, budget = row_of(name, paper)
-    known = config.only or config.heads
-    if head not in known:
-        raise ConfigError(key, f"no head {head!r}{did_you_mean(head, known)}")
+    if head not in config.heads:  # one that ``only`` leaves out is not measured, and said so
+        raise ConfigError(key, f"no head {head!r}{did_you_mean(head, config.heads)}")
     parse_budget(budget, key)
     if budget not in config.budgets:
         raise ConfigError(key, f"budget {budget!r} is none of {', '.join(config.budgets)}")

@@ -12,6 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from falcon_lab.comparing import figures
+from falcon_lab.comparing.budgets import BEST
 from falcon_lab.comparing.contestants import (
     Contestant,
     load_contestants,
@@ -34,6 +35,13 @@ from falcon_lab.targets.builtin import ensure_target, stored_quality
 from falcon_lab.targets.loading import resolve_device
 
 SCHEMA_VERSION = 1
+
+PUBLISHED = {
+    "tau": figures.tau,
+    "tau_draft": figures.tau_draft,
+    "alpha": lambda table: 100 * figures.alpha(table),
+}
+"""Metric -> its value as papers print it."""
 
 
 def compare(plan: Plan, announce: Callable[[str], None]) -> dict[str, Any]:
@@ -153,7 +161,7 @@ def _head(
         if first.head.trains
         else [],
         "components": provenance_of(first, components),
-        "budgets": {budget.word: first.label(budget) for budget in plan.budgets},
+        "budgets": {b.word: first.label(b) for b in plan.budgets if b.word != BEST},
         "best": {
             f"{found.temperature:g}": {
                 "budget": found.best[name].word,
@@ -180,7 +188,7 @@ def paper_of(plan: Plan, measured: Sequence[Measured]) -> dict[str, Any] | None:
             return None
         if metric == "speedup":
             return asdict(resampled(figures.faster, table, plain))
-        return asdict(resampled(figures.VALUES[metric], table))
+        return asdict(resampled(PUBLISHED[metric], table))
 
     def ratio(metric: str, first: tuple[str, str], second: tuple[str, str]) -> Interval | None:
         if first not in of or second not in of:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from falcon_lab.comparing.paper import LABELS
 from falcon_lab.evaluation.table import (
     NOTHING,
     align,
@@ -126,10 +127,11 @@ def format_paper(paper: Mapping[str, Any]) -> str:
     blocks = [f"{paper['source']}, beside ours at temperature {paper['temperature']:g}"]
     for found in paper["metrics"]:
         columns = list(found["rows"][0]["published"]) if found["rows"] else []
-        head = (found["metric"], *columns, "ours [95 %]")
+        label = LABELS[found["metric"]]
+        head = (label, *columns, "ours [95 %]")
         blocks.append(align([head, *(_published(row, columns) for row in found["rows"])]))
         pairs = [ORDER, *map(order_cells, found["pairs"])]
-        blocks.append(f"{align(pairs)}\norder of {found['metric']}: {found['verdict']}")
+        blocks.append(f"{align(pairs)}\norder of {label}: {found['verdict']}")
     blocks += [f"Note: {note}" for note in paper["notes"]]
     return "\n\n".join(blocks)
 
