@@ -16,8 +16,9 @@ from fakes.trees import prefix_closed
 from falcon_lab.acceptance.greedy import Greedy
 from falcon_lab.builtins import FixedConfig
 from falcon_lab.controllers.fixed import Fixed
+from falcon_lab.decoding import engine
 from falcon_lab.decoding.engine import at_most
-from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.generation import Clock, Generation, Part
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
@@ -242,6 +243,23 @@ def test_the_parts_of_the_time_add_up() -> None:
     parts = (seconds.draft, seconds.verify, seconds.accept, seconds.commit, seconds.overhead)
     assert all(part > 0 for part in (*parts, seconds.prefill))
     assert seconds.total == pytest.approx(sum(parts))
+
+
+def test_growing_the_tree_is_counted_as_overhead_and_not_as_drafting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    laps: list[str] = []
+
+    class Listing(Clock):
+        def lap(self, part: Part) -> None:
+            laps.append(part)
+            super().lap(part)
+
+    monkeypatch.setattr(engine, "clock_for", Listing)
+    out = generate(speculative(TARGET, oracle(TARGET, 2), chain(4)), PROMPT, 6)
+    assert [round_.passes for round_ in out.rounds] == [2]
+    drafting = ["overhead", "draft", "overhead", "draft", "overhead"]
+    assert laps == ["prefill", *drafting, "verify", "accept", "commit", "overhead"]
 
 
 def test_an_empty_prompt_is_refused() -> None:

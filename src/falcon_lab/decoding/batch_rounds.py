@@ -15,9 +15,9 @@ from torch import Tensor
 from falcon_lab.decoding.batch_accepting import accept_rows
 from falcon_lab.decoding.batch_drafting import asking, copies_of, sequences_of
 from falcon_lab.decoding.batch_rows import Row, share_out
-from falcon_lab.decoding.device_clock import clock_for
+from falcon_lab.decoding.device_clock import DeviceClock, clock_for
 from falcon_lab.decoding.engine import at_most
-from falcon_lab.decoding.generation import Round
+from falcon_lab.decoding.generation import Clock, Round
 from falcon_lab.decoding.observing import observation
 from falcon_lab.decoding.probing import harvest, with_probes
 from falcon_lab.decoding.sampling import Sampling
@@ -131,9 +131,9 @@ class SpeculativeRounds:
     def round(self, rows: Sequence[Row], cache: BatchCache) -> None:
         """Draft, verify, accept and commit."""
         clock = clock_for(self._target.device)
-        trees, passes = self._draft(rows)
+        trees, passes = self._draft(rows, clock)
         trees = [self._with_probes(place, row, trees[place]) for place, row in enumerate(rows)]
-        clock.lap("draft")
+        clock.lap("overhead")
 
         output = self._target.verify_batch(trees, cache)
         clock.lap("verify")
@@ -174,7 +174,9 @@ class SpeculativeRounds:
             return tree
         return with_probes(drafter, tree, row.transcript.remaining - 1)
 
-    def _draft(self, rows: Sequence[Row]) -> tuple[list[TokenTree], list[int]]:
+    def _draft(
+        self, rows: Sequence[Row], clock: Clock | DeviceClock
+    ) -> tuple[list[TokenTree], list[int]]:
         """Drafter and tree builders take turns; every row's tree and number of passes."""
         frontiers: dict[int, Frontier] = {}
         for place, row in enumerate(rows):
@@ -185,7 +187,9 @@ class SpeculativeRounds:
                 frontiers[place] = frontier
         passes = [0] * len(rows)
         while frontiers:
+            clock.lap("overhead")
             outputs, frontiers = self._drafts.draft(frontiers), {}
+            clock.lap("draft")
             for place, output in outputs.items():
                 passes[place] += 1
                 further = self._builders[place].grow(output)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.accepting import accept
-from falcon_lab.decoding.device_clock import clock_for
-from falcon_lab.decoding.generation import Generation, OnRound, Round
+from falcon_lab.decoding.device_clock import DeviceClock, clock_for
+from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.observing import observation
 from falcon_lab.decoding.probing import harvest, most_probes, with_probes
@@ -120,8 +120,8 @@ class SpeculativeEngine:
         while transcript.finish is None:
             room = transcript.remaining - 1
             budget = at_most(self.controller.budget(), depth=room)
-            tree, passes = self._draft(RoundContext(root, budget, sampling, generator), room)
-            clock.lap("draft")
+            context = RoundContext(root, budget, sampling, generator)
+            tree, passes = self._draft(context, room, clock)
 
             start = cache.length
             output = target.verify(tree, cache)
@@ -182,17 +182,23 @@ class SpeculativeEngine:
                 self._observe(known, output, remaining=left)
         return output
 
-    def _draft(self, context: RoundContext, room: int) -> tuple[TokenTree, int]:
+    def _draft(
+        self, context: RoundContext, room: int, clock: Clock | DeviceClock
+    ) -> tuple[TokenTree, int]:
         """Drafter and tree builder take turns; the tree and the number of passes."""
         passes = 0
         frontier = self.tree_builder.start(context)
         while frontier is not None:
+            clock.lap("overhead")
             output = self.drafter.draft(frontier)
+            clock.lap("draft")
             passes += 1
             frontier = self.tree_builder.grow(output)
             if frontier is not None and not self.controller.keep_going(passes, output):
                 break
-        return with_probes(self.drafter, self.tree_builder.finish(), room), passes
+        tree = with_probes(self.drafter, self.tree_builder.finish(), room)
+        clock.lap("overhead")
+        return tree, passes
 
     def _observe(
         self,

@@ -49,11 +49,11 @@ class Seconds:
 
     Attributes:
         prefill: reading the prompt, by target and drafter, and the first token.
-        draft: drafter and tree builder.
+        draft: the drafter's passes.
         verify: target forward.
         accept: acceptance rule.
         commit: moving cache rows, the drafter's and the controller's update.
-        overhead: the rest of the loop.
+        overhead: tree building, the controller's questions, the rest of the loop.
         total: of decoding, the prefill not counted.
     """
 

@@ -48,8 +48,8 @@ DEFINITIONS: dict[str, str] = {
     ),
     "passes_per_round": "drafter passes per round",
     "time_split": (
-        "share of decoding time, in %: drafting (passes and tree building), verification by the "
-        "target, acceptance and commit, and the rest of the loop; sums to 100"
+        "share of decoding time, in %: the drafter's passes, verification by the target, "
+        "acceptance and commit, tree building and the rest of the loop; sums to 100"
     ),
     "identical_share": "share of prompts whose tokens are plain decoding's, every one of them",
     "divergence_rate": (

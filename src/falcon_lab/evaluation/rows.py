@@ -47,11 +47,11 @@ class Times:
         wall: around the whole call, measured outside the engine, prefill included.
         prefill: reading the prompt.
         decode: all that follows; the sum of the next five.
-        draft: drafter passes and tree building.
+        draft: drafter passes.
         verify: target forwards.
         accept: the acceptance rule.
         commit: moving cache rows and telling the drafter.
-        overhead: the rest of the loop.
+        overhead: tree building and the rest of the loop.
     """
 
     wall: float

@@ -53,8 +53,8 @@ class Sample:
         later: passes after the first.
         extra: blocks of later passes beyond one each.
         verify: the target's pass.
-        draft: passes and tree growing.
-        fixed: all the rest.
+        draft: passes and tree growing, with what little else the loop does.
+        fixed: acceptance and commit.
         prefill: before the first round.
     """
 
@@ -204,8 +204,8 @@ def sample_of(bench: Bench, text: Text, builder: TreeBuilder) -> Sample | None:
         later=sum(max(r.passes - 1, 0) for r in rounds) / count,
         extra=sum(extra) / max(len(extra), 1),
         verify=seconds.verify / count,
-        draft=seconds.draft / count,
-        fixed=(seconds.accept + seconds.commit + seconds.overhead) / count,
+        draft=(seconds.draft + seconds.overhead) / count,
+        fixed=(seconds.accept + seconds.commit) / count,
         prefill=seconds.prefill,
     )
 
