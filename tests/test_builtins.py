@@ -78,6 +78,7 @@ def test_the_defaults_of_an_experiment_are_built_in() -> None:
         ("schedule", {"name": "csgd", "tokens": "x"}, "tokens is 'x'"),
         ("objective", {"name": "falcon", "hard_label": "x"}, "hard_label is 'x'"),
         ("objective", {"name": "falcon", "soft_form": "x"}, "soft_form is 'x'"),
+        ("objective", {"name": "falcon", "slot_decay": 0}, "slot_decay must lie in (0, 1]"),
         ("tree_builder", {"name": "chain", "proposal": "x"}, "proposal is 'x'"),
         ("tree_builder", {"name": "static", "proposal": "x"}, "proposal is 'x'"),
     ],

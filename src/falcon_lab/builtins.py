@@ -114,8 +114,13 @@ class FalconObjectiveConfig:
     """``kl``, or ``tempered`` (the official code's temperature mixture)."""
     temperature: float = 0.95
     """Of the tempered form."""
+    slot_decay: float = 1.0
+    """A row counts slot_decay to the power of its place in the block, 0..k-1: later rows are of use
+    where the earlier ones are right (not in the paper; DFlash has exp(-1/4) for a block of 8)."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.slot_decay <= 1:
+            raise ValueError(f"slot_decay must lie in (0, 1], got {self.slot_decay}")
         one_of("hard_label", self.hard_label, ("argmax", "data", "sampled"))
         one_of("soft_form", self.soft_form, ("kl", "tempered"))
 

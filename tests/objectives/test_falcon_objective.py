@@ -136,3 +136,11 @@ def test_half_precision_logits_are_compared_in_full_precision() -> None:
     rows = _rows()
     low = _with(rows, student_logits=rows.student_logits.bfloat16())
     assert all(term.dtype == torch.float32 for term in _objective()(low).values())
+
+
+def test_later_rows_of_a_block_can_count_less() -> None:
+    rows = _with(_rows(6), slot=torch.arange(6) % 3)
+    even, falling = _objective(hard=0.5)(rows), _objective(hard=0.5, slot_decay=0.5)(rows)
+    weight = torch.tensor([1.0, 0.5, 0.25, 1.0, 0.5, 0.25])
+    for name, term in even.items():
+        torch.testing.assert_close(falling[name], term * weight)

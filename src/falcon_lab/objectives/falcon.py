@@ -41,6 +41,9 @@ class FalconObjective:
         terms = self._from_logits(rows) if self.weights.keys() & {"soft", "hard"} else {}
         if "feature" in self.weights:
             terms["feature"] = self._feature(rows)
+        if self.config.slot_decay != 1:
+            weight = self.config.slot_decay**rows.slot
+            terms = {name: term * weight for name, term in terms.items()}
         return {name: terms[name] for name in self.weights}
 
     def _feature(self, rows: LabelledRows) -> Tensor:

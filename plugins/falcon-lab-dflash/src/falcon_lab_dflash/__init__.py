@@ -1,0 +1,37 @@
+"""A block drafter like DFlash (arXiv 2602.06036) for falcon-lab. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from falcon_lab import hookimpl
+from falcon_lab.hookspecs import Register
+
+__all__ = ["DFlashConfig", "register_components"]
+
+
+@dataclass
+class DFlashConfig:
+    """The drafter."""
+
+    block: int = 8
+    """Tokens that a pass drafts, k: the masked positions after the root. Published heads have 15,
+    and call the 16 with the root a block."""
+    layers: int = 2
+    """Draft layers (five in the published heads)."""
+    taps: list[int] = field(default_factory=list)
+    """Layers of the target whose hidden states are read, 0 being its embeddings; empty: up to five,
+    from the first to the last but one in equal steps."""
+    anchors: int = 32
+    """Blocks of a packed sequence that are trained at a time, at random places."""
+
+    def __post_init__(self) -> None:
+        for key in ("block", "layers", "anchors"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+
+
+@hookimpl
+def register_components(register: Register) -> None:
+    """Register the drafter."""
+    register.drafter("dflash", "falcon_lab_dflash.drafter:DFlashDrafter", config=DFlashConfig)

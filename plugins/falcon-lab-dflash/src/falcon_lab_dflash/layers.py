@@ -1,0 +1,172 @@
+"""The draft model: Llama-like layers whose keys and values also come from the target's features.
+
+Shapes: B batch, Q rows of blocks, C rows of context, S = C + Q, L tapped layers, G key/value heads,
+N query heads, D head size, H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+BASE = 10_000.0
+"""Of the rotary frequencies."""
+
+
+class Shape(NamedTuple):
+    """Sizes of a draft layer.
+
+    Attributes:
+        hidden: H.
+        inner: width of the MLP.
+        heads: N.
+        groups: G.
+        head: D.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    groups: int
+    head: int
+
+    @classmethod
+    def like(cls, config: Any) -> Shape:
+        """Sizes of a target's own layers, by its Hugging Face configuration."""
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        head = getattr(config, "head_dim", None) or hidden // heads
+        return cls(
+            hidden,
+            getattr(config, "intermediate_size", None) or 4 * hidden,
+            heads,
+            getattr(config, "num_key_value_heads", None) or heads,
+            head + head % 2,  # rotation takes pairs
+        )
+
+
+class Rotation(NamedTuple):
+    """Rotary embeddings of some positions: ``[B or 1, 1, rows, D]`` each."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    @classmethod
+    def of(cls, positions: Tensor, head: int, dtype: torch.dtype) -> Rotation:
+        """For ``[B or 1, rows]`` positions."""
+        power = torch.arange(0, head, 2, device=positions.device, dtype=torch.float32) / head
+        angle = positions[:, None, :, None].float() * BASE**-power
+        angle = torch.cat([angle, angle], dim=-1)
+        return cls(angle.cos().to(dtype), angle.sin().to(dtype))
+
+    def turn(self, rows: Tensor) -> Tensor:
+        """``[B, heads, rows, D]``, rotated."""
+        first, second = rows.chunk(2, dim=-1)
+        return rows * self.cosine + torch.cat([-second, first], dim=-1) * self.sine
+
+
+class DraftLayer(nn.Module):
+    """Attention over context and block, then an MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden, inner = shape.hidden, shape.inner
+        self.before_attention, self.before_mlp = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.query = nn.Linear(hidden, shape.heads * shape.head, bias=False)
+        self.key = nn.Linear(hidden, shape.groups * shape.head, bias=False)
+        self.value = nn.Linear(hidden, shape.groups * shape.head, bias=False)
+        self.out = nn.Linear(shape.heads * shape.head, hidden, bias=False)
+        self.query_norm, self.key_norm = nn.RMSNorm(shape.head), nn.RMSNorm(shape.head)
+        self.gate = nn.Linear(hidden, inner, bias=False)
+        self.up = nn.Linear(hidden, inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+
+    def keys_values(self, rows: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """``[B, rows, H]`` of context, or of a block behind the norm -> two ``[B, G, rows, D]``."""
+        keys = self.key_norm(self._heads(self.key(rows), self.shape.groups))
+        return rotation.turn(keys), self._heads(self.value(rows), self.shape.groups)
+
+    def normed(self, rows: Tensor) -> Tensor:
+        """A block's rows as attention reads them."""
+        normed: Tensor = self.before_attention(rows)
+        return normed
+
+    def forward(
+        self,
+        rows: Tensor,
+        normed: Tensor,
+        rotation: Rotation,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Rows of blocks, one layer on.
+
+        Args:
+            rows: ``[B, Q, H]``.
+            normed: the same behind the norm.
+            rotation: of their positions.
+            keys: ``[B, G, S, D]``, of context and blocks.
+            values: the same.
+            mask: ``[B, Q, S]`` bool; None: all see all.
+        """
+        query = self.query_norm(self._heads(self.query(normed), self.shape.heads))
+        seen = functional.scaled_dot_product_attention(
+            rotation.turn(query),
+            keys,
+            values,
+            attn_mask=None if mask is None else mask[:, None],
+            enable_gqa=self.shape.heads != self.shape.groups,
+        )
+        rows = rows + self.out(seen.transpose(1, 2).flatten(2))
+        inner = self.before_mlp(rows)
+        moved: Tensor = self.down(functional.silu(self.gate(inner)) * self.up(inner))
+        return rows + moved
+
+    def _heads(self, rows: Tensor, heads: int) -> Tensor:
+        return rows.view(*rows.shape[:-1], heads, self.shape.head).transpose(1, 2)
+
+
+class DraftModel(nn.Module):
+    """Layers that are given the target's features in every key and value (KV injection).
+
+    Args:
+        shape: of every layer.
+        layers: how many.
+        taps: L.
+    """
+
+    def __init__(self, shape: Shape, layers: int, taps: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.fuse = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
+        self.fuse_norm = nn.RMSNorm(shape.hidden)
+        self.layers: Any = nn.ModuleList(DraftLayer(shape) for _ in range(layers))
+        self.norm = nn.RMSNorm(shape.hidden)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.fuse.weight.dtype
+
+    def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What all layers are given of the target.
+
+        Args:
+            taps: ``[B, C, L, H]``.
+            positions: ``[B or 1, C]`` long.
+
+        Returns:
+            Keys and values, ``[layers, B, G, C, D]`` each.
+        """
+        rows = self.fuse_norm(self.fuse(taps.to(self.dtype).flatten(2)))
+        rotation = self.rotation(positions)
+        pairs = [layer.keys_values(rows, rotation) for layer in self.layers]
+        return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Of ``[B or 1, rows]`` positions."""
+        return Rotation.of(positions, self.shape.head, self.dtype)
