@@ -55,7 +55,7 @@ def test_it_drafts_as_it_is_trained(head: str) -> None:
     drafted = made.draft(ROOT)
     at = (prediction.source[0] == 5).nonzero().flatten()
     assert prediction.slot[0, at].tolist() == [0, 1, 2, 3]
-    hidden = prediction.features[0, at]
+    hidden = (prediction.hidden if head == "own" else prediction.features)[0, at]
     torch.testing.assert_close(drafted.features[0], hidden)
     logits = (
         prediction.head(hidden, prediction.slot[0, at]) if head == "own" else model.head(hidden)

@@ -74,14 +74,16 @@ class MedusaDrafter(nn.Module):
         batch, rows = inputs.tokens.shape
         slot = torch.arange(self.block, device=hidden.device).repeat(rows)
         source = torch.arange(rows, device=hidden.device).repeat_interleave(self.block)
+        own, flat = bool(self.heads), hidden.flatten(1, 2)
         return Prediction(
-            features=hidden.flatten(1, 2),
+            features=None if own else flat,
             logits=None,
             label=(source + 1 + slot).expand(batch, -1),
             source=source.expand(batch, -1),
             slot=slot.expand(batch, -1),
             group=source.expand(batch, -1),
-            head=self._own_logits if self.heads else None,
+            head=self._own_logits if own else None,
+            hidden=flat if own else None,
         )
 
     def _trunk(self, features: Tensor) -> Tensor:
