@@ -1,111 +1,32 @@
-"""Tiny random targets of every tested family, made in memory without any download.
+"""The tiny targets of ``falcon_lab.testing``, and the same as folders.
 
 ``from tiny_models import tiny_target`` works in every test (``conftest.py`` sees to it).
 """
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-    from falcon_lab.targets.target import Target
-
-FAMILIES: tuple[str, ...] = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "gemma3",
-    "gpt2",
-    "gpt_neox",
-    "phi3",
-    "olmo2",
+from falcon_lab.testing.targets import (
+    FAMILIES,
+    POSITIONS,
+    WINDOW,
+    tiny_config,
+    tiny_model,
+    tiny_target,
+    tiny_tokenizer,
 )
 
-WINDOW = 6
-"""Of the families with sliding windows; shorter than the sequences that tests use."""
-
-POSITIONS = 256
-
-
-def tiny_config(family: str, *, vocab: int = 64, hidden: int = 32, layers: int = 2) -> Any:
-    """The configuration of a tiny model: 4 heads, grouped queries where the family has them."""
-    import transformers
-
-    shared = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "max_position_embeddings": POSITIONS,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-    }
-    grouped = shared | {"num_key_value_heads": 2}
-    headed = grouped | {"head_dim": hidden // 4}
-    if family == "llama":
-        return transformers.LlamaConfig(**grouped)
-    if family == "qwen2":
-        return transformers.Qwen2Config(**grouped)
-    if family == "qwen3":
-        return transformers.Qwen3Config(**headed)
-    if family == "mistral":
-        return transformers.MistralConfig(**headed, sliding_window=WINDOW)
-    if family == "gemma3":
-        kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
-        windows = {"sliding_window": WINDOW, "layer_types": kinds}
-        return transformers.Gemma3TextConfig(**headed, **windows, query_pre_attn_scalar=hidden // 4)
-    if family == "gpt2":
-        return transformers.GPT2Config(**shared)
-    if family == "gpt_neox":
-        # transformers 5.0 reads no other share of rotary dimensions back from a saved file.
-        return transformers.GPTNeoXConfig(**shared, rotary_pct=0.25)
-    if family == "phi3":
-        return transformers.Phi3Config(**grouped)
-    if family == "olmo2":
-        return transformers.Olmo2Config(**grouped)
-    raise ValueError(f"no tiny model of family {family!r}; there are {', '.join(FAMILIES)}")
-
-
-def tiny_model(
-    family: str, *, seed: int = 0, vocab: int = 64, hidden: int = 32, layers: int = 2
-) -> PreTrainedModel:
-    """A random float32 model in evaluation mode. Its weights are large, so that logits differ."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = tiny_config(family, vocab=vocab, hidden=hidden, layers=layers)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.2)
-    return model.eval()
-
-
-def tiny_tokenizer(vocab: int = 64) -> PreTrainedTokenizerFast:
-    """One token per character: id 0 is ``<eos>`` (and padding), id 1 ``<unk>``, then characters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    others = (chr(code) for code in range(0xA1, 0xA1 + vocab))
-    common = " \n" + string.ascii_lowercase + string.digits + ".,:;'()=+-*/_"
-    characters = dict.fromkeys([*common, *string.ascii_uppercase, *string.punctuation, *others])
-    words = ["<eos>", "<unk>", *characters][:vocab]
-    model = models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
-    backend = Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>", unk_token="<unk>"
-    )
+__all__ = [
+    "FAMILIES",
+    "POSITIONS",
+    "WINDOW",
+    "save_tiny",
+    "tiny_config",
+    "tiny_model",
+    "tiny_target",
+    "tiny_tokenizer",
+]
 
 
 def save_tiny(
@@ -115,14 +36,3 @@ def save_tiny(
     tiny_model(family, vocab=vocab, **shape).save_pretrained(folder, max_shard_size=shard)
     tiny_tokenizer(vocab).save_pretrained(folder)
     return Path(folder)
-
-
-def tiny_target(
-    family: str = "llama", *, attention: str = "sdpa", vocab: int = 64, **shape: int
-) -> Target:
-    """A target in memory."""
-    from falcon_lab.targets.target import Target
-
-    model = tiny_model(family, vocab=vocab, **shape)
-    model.set_attn_implementation(attention)
-    return Target(model, tiny_tokenizer(vocab), name=f"tiny-{family}")

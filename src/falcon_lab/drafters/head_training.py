@@ -167,7 +167,8 @@ class _Batch:
     def _fuse_revealed(self, reveal: Reveal) -> Tensor:
         # The LSTM state at an anchor is not to be had from one pass over the document, so the
         # revealed rows of an anchor run through it as a short document of their own.
-        rows = self.head.join(reveal.tokens, reveal.features)
+        # A row that is not revealed has nothing to tell to those behind it.
+        rows = self.head.join(reveal.tokens, reveal.features) * reveal.mask.unsqueeze(-1)
         short = rows.reshape(-1, self.head.block, rows.shape[-1])
         fused: Tensor = self.head.fuse(short)[0]
         return fused.reshape(*rows.shape[:-1], -1)

@@ -19,8 +19,8 @@ class Rake:
     def __init__(self, config: RakeConfig, context: BuildContext) -> None:
         self._width = min(config.width, context.host.vocab_size)
         self._block = context.block
-        self.max_depth = config.depth
-        self.max_nodes = 1 + self._width * config.depth
+        self.max_depth = context.reach(config.depth)
+        self.max_nodes = 1 + self._width * self.max_depth
         self._paths: list[Tensor] = []  # a level's tokens, each [W]
         self._scores: list[Tensor] = []
 

@@ -1,0 +1,146 @@
+"""What a draft-length controller promises.
+
+Shapes: F frontier blocks, k block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from falcon_lab.protocols import Budget, BuildContext, DraftOutput, RoundOutcome
+from falcon_lab.targets.target import Target
+from falcon_lab.testing.speculating import engine, expect_greedy, expect_whole
+from falcon_lab.testing.standing import Wandering
+from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing.targets import tiny_target
+
+OUTCOMES = [
+    RoundOutcome(drafted, nodes, accepted)
+    for drafted, nodes, accepted in (
+        *((4, 4, 4), (6, 12, 6), (8, 16, 0), (1, 1, 0), (1, 1, 1)),
+        *((0, 0, 0), (5, 9, 2), (0, 0, 0), (3, 3, 3), (2, 7, 0)),
+    )
+]
+"""Rounds that were accepted, refused, or drafted nothing."""
+
+
+def check_controller(controller: Recipe, *, seed: int = 0) -> None:
+    """See that a draft-length controller keeps its promises.
+
+    - ``budget`` is a ``Budget`` of whole numbers, before the first round and after any outcome, a
+      round without drafts among them.
+    - ``keep_going`` says yes or no to any pass, and changes nothing of it.
+    - ``reset`` leaves nothing behind, and what it decides follows from what it was told.
+    - Greedy text with it is the target's own, and decoding goes on to the end.
+
+    Args:
+        controller: a YAML node, or what builds a controller from a ``BuildContext``.
+        seed: of everything random.
+
+    Raises:
+        ContractError: it does not.
+    """
+    subject = Subject("controller", controller, seed)
+    target = tiny_target(vocab=12, positions=48)
+    for block in (1, 3):
+        with subject.step(f"budgets and answers for blocks of {block}"):
+            check_decisions(subject, target, block)
+        with subject.step(f"decoding with blocks of {block}"):
+            check_decoding(subject, target, block)
+
+
+def check_decisions(subject: Subject, target: Target, block: int) -> None:
+    """What it decides in many rounds, once and again after ``reset``."""
+    made = subject.build(BuildContext(target, block))
+    made.reset()
+    first = decisions(subject, made, block, OUTCOMES)
+    made.reset()
+    again = decisions(subject, made, block, OUTCOMES)
+    subject.expect(
+        first == again,
+        "its decisions in a second text",
+        expected=f"those in the first, {first}",
+        found=again,
+        fix="forget everything in reset(), and draw nothing at random",
+    )
+    copies = [copy.deepcopy(made) for _ in range(2)]
+    for each in copies:
+        each.reset()
+    decisions(subject, copies[0], block, OUTCOMES[:3])
+    other = decisions(subject, copies[1], block, OUTCOMES)
+    subject.expect(
+        other == first,
+        "its decisions beside those of a copy, as in a batch",
+        expected=first,
+        found=other,
+        fix="keep its state in its own attributes",
+    )
+
+
+def decisions(
+    subject: Subject, made: Any, block: int, outcomes: Sequence[RoundOutcome]
+) -> list[Any]:
+    """Budgets and answers of rounds with these outcomes."""
+    found: list[Any] = []
+    for number, outcome in enumerate(outcomes):
+        budget = made.budget()
+        _check_budget(subject, budget, number)
+        found.append((budget.depth, budget.nodes, budget.passes))
+        for passes in range(1, 4):
+            output = _output(subject, block, 3 * number + passes, 1 if passes == 1 else 3)
+            before = output.logits.clone()
+            answer = made.keep_going(passes, output)
+            subject.expect(
+                isinstance(answer, bool),
+                f"keep_going after pass {passes}",
+                expected="True or False",
+                found=repr(answer),
+                fix="turn a tensor into a bool",
+            )
+            subject.expect(
+                torch.equal(output.logits, before),
+                "the logits that keep_going is shown",
+                expected="left as they are",
+                found="changed in place",
+                fix="clone what you want to change",
+            )
+            found.append(answer)
+        made.update(outcome)
+    _check_budget(subject, made.budget(), len(outcomes))
+    return found
+
+
+def _check_budget(subject: Subject, budget: Any, rounds: int) -> None:
+    parts = (budget.depth, budget.nodes, budget.passes) if isinstance(budget, Budget) else (budget,)
+    right = isinstance(budget, Budget) and all(
+        part is None or (isinstance(part, int) and not isinstance(part, bool) and part >= 0)
+        for part in parts
+    )
+    subject.expect(
+        right,
+        f"budget() after {rounds} rounds",
+        expected="a Budget of whole numbers of at least 0, or None",
+        found=repr(budget),
+        fix="round down, and never go below 0",
+    )
+
+
+def _output(subject: Subject, block: int, number: int, blocks: int) -> DraftOutput:
+    """A pass that is sure, or not, and does not propose everything."""
+    generator = subject.generator(80 + number)
+    logits = (1 + number % 4) * torch.randn(blocks, block, 12, generator=generator)
+    return DraftOutput(logits.masked_fill(logits < -4, -torch.inf))
+
+
+def check_decoding(subject: Subject, target: Target, block: int) -> None:
+    """Greedy text with it, with a chain and with a tree that goes where it wants."""
+    for node in ({"name": "chain", "depth": 6}, {"name": "dynamic", "nodes": 10}):
+        drafter = Wandering(target.vocab_size, block)
+        made = subject.build(BuildContext.of(target, drafter))
+        decoding = engine(subject, target, drafter, tree=node, controller=made)
+        expect_greedy(subject, target, decoding, f"the controller and {node['name']}")
+    expect_whole(subject, target, decoding, "the controller")

@@ -1,0 +1,143 @@
+"""A drafter and a text, round by round: what decoding does, without a target in the loop.
+
+Shapes: F frontier blocks, k block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.protocols import BuildContext, Drafter, DraftOutput, Frontier
+from falcon_lab.targets.target import Target
+from falcon_lab.testing.subject import Subject
+from falcon_lab.testing.texts import Text, random_tokens
+
+TOLERANCE = 1e-4
+"""Largest difference of two computations of the same, in the unit of the largest value."""
+
+STIRRED = 0.2
+"""Noise that is added to all weights, so that no bias is zero and no two norms are equal."""
+
+
+class Case:
+    """A drafter under test and its tiny target.
+
+    Args:
+        subject: the drafter.
+        target: what it drafts for.
+    """
+
+    def __init__(self, subject: Subject, target: Target) -> None:
+        self.subject, self.target = subject, target
+        self.context = BuildContext(target)
+
+    def fresh(self) -> Any:
+        """The drafter in evaluation mode; the same weights every time."""
+        return self.stirred(self.subject.build(self.context))
+
+    def stirred(self, drafter: Any) -> Any:
+        """The drafter with other weights, in evaluation mode; one without weights as it is."""
+        if not isinstance(drafter, torch.nn.Module):
+            return drafter
+        generator = self.subject.generator(1)
+        with torch.no_grad():
+            for weight in drafter.parameters():
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_((STIRRED * noise).to(weight))
+        return drafter.eval()
+
+    def text(self, drafter: Drafter, rows: int, number: int = 2) -> Text:
+        """A random text that gives so many rows."""
+        tokens = random_tokens(self.target, rows + 1, self.subject.generator(number))
+        return self.read(drafter, tokens)
+
+    def read(self, drafter: Drafter, tokens: Tensor) -> Text:
+        """The text of ``[n + 1]`` tokens."""
+        return Text.read(self.target, drafter, tokens)
+
+    def of(self, drafter: Drafter) -> BuildContext:
+        """For components that are to work with the drafter."""
+        return BuildContext.of(self.target, drafter)
+
+    def same(self, what: str, ours: Tensor, expected: Tensor, fix: str) -> None:
+        """Two computations of the same logits."""
+        self.subject.expect(
+            ours.shape == expected.shape,
+            f"the shape of {what}",
+            expected=list(expected.shape),
+            found=list(ours.shape),
+            fix=fix,
+        )
+        apart = difference(ours, expected)
+        self.subject.expect(
+            apart <= TOLERANCE,
+            what,
+            expected=f"the same logits within {TOLERANCE:g}",
+            found=f"a difference of {apart:.2g}",
+            fix=fix,
+        )
+
+
+def difference(ours: Tensor, expected: Tensor) -> float:
+    """The largest, in the unit of the largest value that is expected, if that is above 1."""
+    if expected.numel() == 0:
+        return 0.0
+    if not torch.equal(ours.isfinite(), expected.isfinite()):
+        return float("inf")
+    ours, expected = (rows.float().nan_to_num(neginf=0.0) for rows in (ours, expected))
+    return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
+class Conversation:
+    """One sequence.
+
+    Args:
+        drafter: who is told of it.
+        text: the sequence.
+    """
+
+    def __init__(self, drafter: Any, text: Text) -> None:
+        self.drafter, self.text = drafter, text
+        self.known = 0
+        drafter.reset(text.tokens[0].clone())
+
+    def observe(self, rows: int, *, remaining: int = 0) -> None:
+        """The next rows of the text have been committed."""
+        start, self.known = self.known, self.known + rows
+        self.drafter.observe(self.text.observation(self.drafter, start, self.known, remaining))
+
+    def draft(self, frontier: Frontier | None = None) -> DraftOutput:
+        """A pass; the root's, unless blocks are given."""
+        frontier = frontier or Frontier.root(self.text.tokens.device)
+        output: DraftOutput = self.drafter.draft(frontier)
+        return output
+
+    def round(self, generator: torch.Generator, passes: int = 3) -> list[DraftOutput]:
+        """Passes over blocks of proposed tokens, drawn at random."""
+        outputs = [self.draft()]
+        most = getattr(self.drafter, "max_passes", None) or passes
+        while len(outputs) < min(passes, most):
+            frontier = expanded(outputs[-1], self.drafter.block, generator)
+            if frontier is None:
+                break
+            outputs.append(self.draft(frontier))
+        return outputs
+
+
+def expanded(output: DraftOutput, block: int, generator: torch.Generator) -> Frontier | None:
+    """Up to three different blocks below a pass; None where the drafter does not go that far."""
+    logits = output.logits
+    proposed = logits.isfinite()
+    whole = proposed.any(-1).all(-1).nonzero().flatten().tolist()  # [F]
+    if logits.shape[1] < block or not whole:
+        return None
+    blocks = []
+    for draw in range(3):
+        parent = whole[draw % len(whole)]
+        path = torch.multinomial(proposed[parent].float(), 1, generator=generator)[:, 0]
+        blocks.append((parent, *path.tolist()))
+    chosen = torch.tensor(sorted(set(blocks)))
+    return Frontier(chosen[:, 1:].contiguous(), chosen[:, 0].contiguous())

@@ -1,0 +1,333 @@
+"""What every drafter promises while drafting.
+
+Shapes: F frontier blocks, k block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.protocols import Drafter, DraftOutput, Frontier, KeepsRows, Observation, TapsLayers
+from falcon_lab.testing.conversation import Case, Conversation, expanded
+
+ROWS = 17
+
+
+def check_declarations(case: Case) -> None:
+    """What it says about itself."""
+    subject, drafter = case.subject, case.subject.build(case.context)
+    missing = [
+        name
+        for name in ("block", "needs", "reset", "draft", "observe")
+        if not hasattr(drafter, name)
+    ]
+    subject.expect(
+        isinstance(drafter, Drafter) and not missing,
+        "the members of a Drafter",
+        expected="block, needs, reset, draft and observe",
+        found=f"no {', '.join(missing)}",
+        fix="see falcon_lab.protocols.Drafter",
+    )
+    block, needs = drafter.block, drafter.needs
+    subject.expect(
+        isinstance(block, int) and block >= 1,
+        "block",
+        expected="tokens of a pass, at least 1",
+        found=repr(block),
+        fix="set it before the first pass",
+    )
+    subject.expect(
+        isinstance(needs, frozenset) and needs <= {"features"},
+        "needs",
+        expected="frozenset() or frozenset({'features'})",
+        found=repr(needs),
+        fix="layers in the middle of the target are asked for by the attribute taps",
+    )
+    most = getattr(drafter, "max_passes", None)
+    subject.expect(
+        most is None or (isinstance(most, int) and most >= 1),
+        "max_passes",
+        expected="None, or at least 1",
+        found=repr(most),
+        fix="leave it out if a round may have any number of passes",
+    )
+    if isinstance(drafter, TapsLayers):
+        case.target.tapped(drafter.taps)  # says itself what is wrong
+
+
+def check_shapes(case: Case) -> None:
+    """Shapes and values of every pass."""
+    drafter = case.fresh()
+    text = case.text(drafter, ROWS)
+    talk = Conversation(drafter, text)
+    talk.observe(ROWS - 2)
+    generator = case.subject.generator(3)
+    frontier: Frontier | None = Frontier.root(text.tokens.device)
+    most = getattr(drafter, "max_passes", None) or 3
+    for number in range(min(3, most)):
+        if frontier is None:
+            return
+        output = talk.draft(frontier)
+        _check_output(case, output, frontier, drafter.block, f"pass {number + 1} of a round")
+        frontier = expanded(output, drafter.block, generator)
+
+
+def _check_output(
+    case: Case, output: DraftOutput, frontier: Frontier, block: int, where: str
+) -> None:
+    subject, target = case.subject, case.target
+    logits, blocks = output.logits, frontier.tokens.shape[0]
+    shape = list(logits.shape)
+    subject.expect(
+        logits.dim() == 3
+        and (shape[0], shape[2]) == (blocks, target.vocab_size)
+        and shape[1] <= block,
+        f"the shape of DraftOutput.logits in {where}",
+        expected=f"[F, rows, V] = [{blocks}, at most {block}, {target.vocab_size}]",
+        found=shape,
+        fix="give every frontier block up to k rows of logits over the target's vocabulary",
+    )
+    subject.expect(
+        not bool(logits.isnan().any() | (logits == torch.inf).any()),
+        f"DraftOutput.logits in {where}",
+        expected="finite values, and -inf for what is not proposed",
+        found="nan or inf",
+        fix="look for a division by zero, or a softmax over nothing",
+    )
+    subject.expect(
+        not output.all_proposed or bool(logits.isfinite().all()),
+        f"DraftOutput.all_proposed in {where}",
+        expected="False where a token is not proposed (-inf)",
+        found="True",
+        fix="leave it out unless every token is always proposed",
+    )
+    if output.features is not None:
+        subject.expect(
+            output.features.shape[:2] == logits.shape[:2],
+            f"the shape of DraftOutput.features in {where}",
+            expected=f"[{blocks}, {shape[1]}, H]",
+            found=list(output.features.shape),
+            fix="one feature a row of logits",
+        )
+
+
+def check_that_inputs_stay(case: Case) -> None:
+    """What it is given belongs to others."""
+    drafter = case.fresh()
+    text = case.text(drafter, ROWS)
+    weights = [weight.clone() for weight in case.target.model.parameters()]
+    first = text.tokens[0].clone()
+    drafter.reset(first)
+    seen = text.observation(drafter, 0, ROWS)
+    before = copy.deepcopy(seen)
+    drafter.observe(seen)
+    output = drafter.draft(Frontier.root(first.device))
+    frontier = expanded(output, drafter.block, case.subject.generator(4))
+    asked = copy.deepcopy(frontier)
+    if frontier is not None:
+        drafter.draft(frontier)
+    changed = [
+        name
+        for name, ours, theirs in (
+            ("the first token", [first], [text.tokens[0]]),
+            ("the observation", _tensors(seen), _tensors(before)),
+            ("the frontier", _tensors(frontier), _tensors(asked)),
+            ("the target's weights", list(case.target.model.parameters()), weights),
+        )
+        if not all(map(torch.equal, ours, theirs))
+    ]
+    case.subject.expect(
+        not changed,
+        "what it is given",
+        expected="left as it is",
+        found=f"{' and '.join(changed)} changed in place",
+        fix="clone what you want to change",
+    )
+
+
+def _tensors(value: Observation | Frontier | None) -> list[Tensor]:
+    fields = () if value is None else value.__dataclass_fields__
+    return [part for name in fields if isinstance(part := getattr(value, name), Tensor)]
+
+
+def check_that_drafts_leave_no_trace(case: Case) -> None:
+    """Provisional rows are dropped by the next observation."""
+    ends = []
+    for rounds in ((5, 6), (7, 8)):  # seeds of what is drafted in between
+        drafter = case.fresh()
+        talk = Conversation(drafter, case.text(drafter, ROWS))
+        talk.observe(9)
+        for seed, new in zip(rounds, (1, drafter.block + 1), strict=True):
+            talk.round(case.subject.generator(seed))
+            talk.observe(min(new, ROWS - talk.known))
+        ends.append(talk.round(case.subject.generator(9)))
+    _same_rounds(
+        case,
+        "drafts after rounds that drafted other tokens",
+        ends,
+        "drop in observe() whatever draft() wrote: truncate caches to the committed rows, and "
+        "forget the states of branches",
+    )
+
+
+def check_that_drafting_is_repeatable(case: Case) -> None:
+    """The same text gives the same drafts, whatever torch's global generator does."""
+    ends = []
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            drafter = case.fresh()
+            talk = Conversation(drafter, case.text(drafter, ROWS))
+            talk.observe(ROWS)
+            ends.append(talk.round(case.subject.generator(10)))
+            torch.rand(1)
+    _same_rounds(
+        case,
+        "a round drafted again, for the same text",
+        ends,
+        "draft() draws nothing at random; is dropout off in eval()?",
+    )
+
+
+def check_that_a_prompt_may_come_in_parts(case: Case) -> None:
+    """As ``Observation.remaining`` announces."""
+    for parts in ([3, 1, 6, 5], [1] * 15, [14, 1]):
+        ends = []
+        for division in (parts, [15]):
+            drafter = case.fresh()
+            talk = Conversation(drafter, case.text(drafter, ROWS))
+            for part in division:
+                talk.observe(part, remaining=15 - talk.known - part)
+            first = talk.round(case.subject.generator(11))
+            talk.observe(2)
+            ends.append([*first, *talk.round(case.subject.generator(12))])
+        _same_rounds(
+            case,
+            f"drafts after a prompt in parts of {parts} rows",
+            ends,
+            "an observation with remaining > 0 is a part of one prompt: the drafts after its last "
+            "part are those after the whole",
+        )
+
+
+def check_that_rows_may_come_in_rounds(case: Case) -> None:
+    """Cached equals uncached: k more rows a round, or all of them at once.
+
+    Only multiples of k, since where the blocks of older rows lie may follow from the rounds.
+    """
+    drafter = case.fresh()
+    block = drafter.block
+    counts = [block + 1, *(block * n for n in (1, 2, 1))]
+    ends = []
+    for division in (counts, [sum(counts)]):
+        drafter = case.fresh()
+        talk = Conversation(drafter, case.text(drafter, sum(counts)))
+        for number, part in enumerate(division):
+            if number:
+                talk.round(case.subject.generator(13 + number))
+            talk.observe(part)
+        ends.append(talk.round(case.subject.generator(20)))
+    _same_rounds(
+        case,
+        f"drafts after {counts} rows in as many rounds",
+        ends,
+        "a cache must hold what computing all rows anew would give: look at positions, masks and "
+        "the rows that observe() appends",
+    )
+
+
+def check_that_reset_forgets(case: Case) -> None:
+    """A second text is drafted for as the first one of a new drafter."""
+    ends = []
+    for before in (True, False):
+        drafter = case.fresh()
+        if before:
+            other = Conversation(drafter, case.text(drafter, ROWS, number=21))
+            other.observe(8)
+            other.round(case.subject.generator(22))
+            other.observe(3)
+            other.observe(2, remaining=4)  # cut short, as by an interrupt
+        talk = Conversation(drafter, case.text(drafter, ROWS))
+        talk.observe(6)
+        ends.append(talk.round(case.subject.generator(23)))
+    _same_rounds(
+        case,
+        "drafts for a second text",
+        ends,
+        "make every cache, state and memory anew in reset()",
+    )
+
+
+def check_that_branches_are_chains(case: Case) -> None:
+    """A block of a tree's pass is drafted for as if it were alone."""
+    talk = _before_a_round(case)
+    if (getattr(talk.drafter, "max_passes", None) or 2) < 2:
+        return
+    frontier = expanded(talk.draft(), talk.drafter.block, case.subject.generator(24))
+    if frontier is None:
+        return
+    together = talk.draft(frontier).logits
+    for number in range(len(together)):
+        talk, one = _before_a_round(case), slice(number, number + 1)
+        talk.draft()
+        alone = talk.draft(Frontier(frontier.tokens[one], frontier.parents[one])).logits
+        case.same(
+            "a block of a frontier of several",
+            together[one],
+            alone,
+            "a block sees the committed rows, its ancestors and itself, never its neighbours",
+        )
+
+
+def _before_a_round(case: Case) -> Conversation:
+    drafter = case.fresh()
+    talk = Conversation(drafter, case.text(drafter, ROWS))
+    talk.observe(ROWS - 3)
+    return talk
+
+
+def check_reserved_memory(case: Case) -> None:
+    """``KeepsRows``: bytes that grow with the text."""
+    drafter = case.fresh()
+    if not isinstance(drafter, KeepsRows):
+        return
+    keeper: Any = drafter
+    tree = case.subject.components.build("tree_builder", {"name": "chain"}, case.of(keeper))
+    found = [drafter.kv_bytes(positions, tree) for positions in (1, 10, 40)]
+    case.subject.expect(
+        all(isinstance(each, int) for each in found) and 0 <= found[0] <= found[1] <= found[2],
+        "kv_bytes of 1, 10 and 40 positions",
+        expected="whole numbers that do not fall",
+        found=found,
+        fix="count all rows of the text, and those of a round",
+    )
+
+
+def _same_rounds(case: Case, what: str, rounds: Sequence[Sequence[DraftOutput]], fix: str) -> None:
+    ours, expected = rounds
+    case.subject.expect(
+        len(ours) == len(expected),
+        what,
+        expected=f"{len(expected)} passes",
+        found=f"{len(ours)} passes",
+        fix=fix,
+    )
+    for number, (one, other) in enumerate(zip(ours, expected, strict=True)):
+        case.same(f"{what} (pass {number + 1})", one.logits, other.logits, fix)
+
+
+CHECKS: list[tuple[str, Any]] = [
+    ("the shapes of its passes", check_shapes),
+    ("that it leaves its inputs alone", check_that_inputs_stay),
+    ("that drafting is repeatable", check_that_drafting_is_repeatable),
+    ("that drafts leave no trace", check_that_drafts_leave_no_trace),
+    ("that a prompt may come in parts", check_that_a_prompt_may_come_in_parts),
+    ("that rows may come in rounds", check_that_rows_may_come_in_rounds),
+    ("that reset forgets", check_that_reset_forgets),
+    ("that branches are chains", check_that_branches_are_chains),
+    ("the memory that it reserves", check_reserved_memory),
+]

@@ -1,0 +1,230 @@
+"""What a drafter with weights promises in training.
+
+Shapes: B sequences, T rows, R prediction rows, k block, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.builtins import FalconObjectiveConfig
+from falcon_lab.distillation.labelling import label_rows
+from falcon_lab.distillation.lesson import Lesson
+from falcon_lab.errors import FalconLabError
+from falcon_lab.objectives.falcon import FalconObjective
+from falcon_lab.protocols import DrafterInputs, Prediction, Reveal, Unrolls
+from falcon_lab.schema import DistillationConfig
+from falcon_lab.targets.taps import tapped_for
+from falcon_lab.testing.conversation import Case
+from falcon_lab.testing.texts import packed, training_inputs
+from falcon_lab.testing.training_rows import documents, logits_of, predict
+
+
+def check_prediction(case: Case) -> None:
+    """Shapes, and what the rows say they are about."""
+    drafter = case.fresh()
+    batch = packed([documents(case, 9, 12), documents(case, 9, 12, number=31)])
+    prediction = predict(case, drafter, batch)
+    subject, target, block = case.subject, case.target, drafter.block
+    subject.expect(
+        any(each is not None for each in (prediction.features, prediction.logits))
+        or (prediction.hidden is not None and prediction.head is not None),
+        "Prediction",
+        expected="features, logits, or hidden rows and the head that reads them",
+        found="neither",
+        fix="give what the objective is to compare",
+    )
+    shape = list(prediction.label.shape)
+    sizes = {"features": target.hidden_size, "logits": target.vocab_size}
+    shapes = {name: [*shape, size] for name, size in sizes.items()}
+    shapes |= dict.fromkeys(("source", "slot", "group"), shape)
+    for name, expected in shapes.items():
+        values = getattr(prediction, name)
+        subject.expect(
+            len(shape) == 2 and (values is None or list(values.shape) == expected),
+            f"the shape of Prediction.{name}",
+            expected=f"{expected} beside labels [B, R]",
+            found=None if values is None else list(values.shape),
+            fix="all parts of a prediction speak of the same R rows of B sequences",
+        )
+    valid = label_rows(batch, prediction).valid
+    subject.expect(
+        bool(valid.any()),
+        "rows that count",
+        expected="some",
+        found="none",
+        fix="label is a position of the sequence whose target feature the row predicts, and "
+        "source the newest input, in one document",
+    )
+    slot = prediction.slot[valid]
+    subject.expect(
+        bool(((slot >= 0) & (slot < block)).all()),
+        "Prediction.slot",
+        expected=f"places in the block, 0 to {block - 1}",
+        found=f"{int(slot.min())} to {int(slot.max())}",
+        fix="0 is the next token",
+    )
+    ahead = (prediction.label - prediction.source)[valid] - 1
+    subject.expect(
+        torch.equal(ahead, slot),
+        "Prediction.label",
+        expected="source + 1 + slot",
+        found=f"source + 1 + {ahead.unique().tolist()} for slots {slot.unique().tolist()}",
+        fix="slot j of a block is about the token j + 1 steps below its newest row",
+    )
+    _check_groups(case, prediction, valid, block)
+
+
+def _check_groups(case: Case, prediction: Prediction, valid: Tensor, block: int) -> None:
+    for sequence in range(valid.shape[0]):
+        rows = valid[sequence]
+        pairs = torch.stack((prediction.group[sequence, rows], prediction.slot[sequence, rows]), 1)
+        case.subject.expect(
+            len(pairs.unique(dim=0)) == len(pairs),
+            "Prediction.group",
+            expected="one row a place of a block",
+            found="several rows of one group with the same slot",
+            fix=f"a group is a block of up to {block} rows, and no other block has its number",
+        )
+
+
+def check_reproducible(case: Case) -> None:
+    """The generator's state decides a step."""
+    drafter = case.fresh()
+    batch = packed([documents(case, 20)])
+    with torch.random.fork_rng(devices=[]):
+        first, second = (predict(case, drafter, batch, 3) for _ in range(2))
+    case.same(
+        "two training passes from one state of the generator",
+        logits_of(case, second),
+        logits_of(case, first),
+        "draw from inputs.generator alone, never from torch's global one",
+    )
+
+
+def check_gradients(case: Case) -> None:
+    """Every weight learns; the target does not."""
+    subject, drafter = case.subject, case.fresh().train()
+    batch = packed([documents(case, 9, 14), documents(case, 9, 14, number=31)])
+    seen = predict(case, drafter, batch)
+    feature = 0.0 if seen.features is None else 1.0
+    objective = FalconObjective(FalconObjectiveConfig(feature=feature), case.of(drafter))
+    config = DistillationConfig(unroll=2 if isinstance(drafter, Unrolls) else 1)
+    loss, _ = Lesson(
+        tapped_for(case.target, drafter),
+        drafter,
+        objective,
+        subject.components.build("schedule", {"name": "none"}, case.of(drafter)),
+        config,
+        batch,
+        (subject.seed,),
+    ).learn(0.0)
+    subject.expect(
+        bool(loss.isfinite()),
+        "the loss of a first step",
+        expected="a number",
+        found=float(loss.detach()),
+        fix="look for nan in the prediction",
+    )
+    loss.backward()
+    _check_target(case, drafter)
+    trained = [(n, weight) for n, weight in drafter.named_parameters() if weight.requires_grad]
+    without = [name for name, weight in trained if weight.grad is None or not weight.grad.any()]
+    subject.expect(
+        not without,
+        "weights that a step teaches",
+        expected="all of them",
+        found=f"no gradient for {', '.join(without)}",
+        fix="use them in forward(), detach nothing on the way, or take requires_grad from them",
+    )
+    broken = [name for name, w in trained if w.grad is not None and not w.grad.isfinite().all()]
+    subject.expect(
+        not broken,
+        "gradients",
+        expected="numbers",
+        found=f"nan or inf for {', '.join(broken)}",
+        fix="look for a masked softmax over nothing, or the root of zero",
+    )
+
+
+def _check_target(case: Case, drafter: Any) -> None:
+    frozen = list(case.target.model.parameters())
+    places = {weight.data_ptr() for weight in frozen}
+    own = [name for name, weight in drafter.state_dict().items() if weight.data_ptr() in places]
+    case.subject.expect(
+        not own,
+        "its weights",
+        expected="none of the target's",
+        found=f"the target's as {', '.join(own)}",
+        fix="use host.embed and host.head, and keep the host out of the module's own modules",
+    )
+    case.subject.expect(
+        not any(weight.requires_grad or weight.grad is not None for weight in frozen),
+        "the frozen target",
+        expected="no gradient",
+        found="weights that are trained",
+        fix="leave the host's weights as they are",
+    )
+
+
+def check_glances(case: Case) -> None:
+    """What is not shown is not seen, and rows stay what they are."""
+    drafter = case.fresh()
+    batch = packed([documents(case, 10, 14)])
+
+    def inputs() -> DrafterInputs:
+        return training_inputs(case.target, drafter, batch, case.subject.generator(5))
+
+    generator = case.subject.generator(34)
+    with torch.no_grad():
+        blind = drafter(inputs())
+        nothing = _reveal(case, blind, 0.0, generator)
+        try:
+            shown = drafter(inputs(), nothing)
+        except FalconLabError:
+            return  # a drafter may refuse glances by saying so
+        some = _reveal(case, blind, 0.5, generator)
+        half = drafter(inputs(), some)
+        again = _reveal(case, blind, 0.5, generator)
+        mask = some.mask
+        same_rows = Reveal(
+            mask,
+            torch.where(mask, some.tokens, again.tokens),
+            torch.where(mask[..., None], some.features, again.features),
+        )
+        same = drafter(inputs(), same_rows)
+    fix = "take the label's token and feature in place of a row's input where reveal.mask says so"
+    case.same("a glance that shows nothing", logits_of(case, shown), logits_of(case, blind), fix)
+    case.same(
+        "a glance, when labels that it does not show change",
+        logits_of(case, same),
+        logits_of(case, half),
+        fix,
+    )
+    for name in ("label", "source", "slot", "group"):
+        case.subject.expect(
+            torch.equal(getattr(half, name), getattr(blind, name)),
+            f"Prediction.{name} with a glance",
+            expected="that of the same inputs without it",
+            found="another one",
+            fix="the rows of reveal are those of the first pass",
+        )
+
+
+def _reveal(case: Case, rows: Prediction, share: float, generator: torch.Generator) -> Reveal:
+    shape = rows.label.shape
+    mask = torch.rand(shape, generator=generator) < share
+    tokens = torch.randint(1, case.target.vocab_size, shape, generator=generator)
+    width = case.target.hidden_size
+    return Reveal(mask, tokens, torch.randn(*shape, width, generator=generator))
+
+
+CHECKS: list[tuple[str, Any]] = [
+    ("what its training rows are about", check_prediction),
+    ("that a training step is reproducible", check_reproducible),
+    ("that every weight learns and the target does not", check_gradients),
+    ("glances", check_glances),
+]

@@ -1,0 +1,239 @@
+"""What an objective promises.
+
+Shapes: R' rows, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.protocols import BuildContext, LabelledRows
+from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing.targets import tiny_target
+
+ROWS, VOCABULARY, HIDDEN = 12, 10, 8
+
+
+def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None:
+    """See that an objective keeps its promises.
+
+    - Its terms are named as its ``weights``, one number a row, without nan even for rows that are
+      very sure or have no token; no rows give no numbers.
+    - A row's terms depend on that row alone: in parts, the numbers are those of the whole.
+    - The student learns: gradients are numbers and not all zero; nothing of what is given is
+      changed. What random numbers it takes come from ``rows.generator``.
+    - A drafter without features is served, or refused with a ``FalconLabError``.
+
+    Args:
+        objective: a YAML node, or what builds an objective from a ``BuildContext``.
+        block: k of the drafter.
+        seed: of everything random.
+
+    Raises:
+        ContractError: it does not.
+    """
+    subject = Subject("objective", objective, seed)
+    target = tiny_target(vocab=VOCABULARY, hidden=HIDDEN)
+    made = subject.build(BuildContext(target, block))
+    weights = getattr(made, "weights", None)
+    subject.expect(
+        isinstance(weights, Mapping) and len(weights) > 0,
+        "weights",
+        expected="a mapping from the names of its terms to numbers",
+        found=repr(weights),
+        fix="name at least one term",
+    )
+    rows = random_rows(subject, block)
+    for promise, check in (
+        ("its terms", check_terms),
+        ("that rows are separate", check_parts),
+        ("gradients", check_gradients),
+        ("rows at the edges", check_edges),
+        ("a drafter without features", check_without_features),
+    ):
+        with subject.step(promise):
+            check(subject, made, rows)
+
+
+def random_rows(subject: Subject, block: int, *, scale: float = 1.5) -> LabelledRows:
+    """Rows of a student that knows a little of its teacher."""
+    generator = subject.generator(90)
+
+    def draw(width: int) -> Tensor:
+        return scale * torch.randn(ROWS, width, generator=generator)
+
+    tokens = torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
+    tokens[3] = -100
+    parts = draw(HIDDEN), draw(VOCABULARY), draw(HIDDEN), draw(VOCABULARY)
+    return LabelledRows(*parts, tokens, subject.generator(91), torch.arange(ROWS) % block)
+
+
+def _terms(subject: Subject, objective: Any, rows: LabelledRows) -> dict[str, Tensor]:
+    terms: dict[str, Tensor] = objective(rows)
+    names = sorted(objective.weights)
+    subject.expect(
+        sorted(terms) == names,
+        "the names of its terms",
+        expected=f"those of its weights, {names}",
+        found=sorted(terms),
+        fix="give every term that has a weight, and no other",
+    )
+    count = rows.student_logits.shape[0]
+    for name, term in terms.items():
+        subject.expect(
+            list(term.shape) == [count] and term.is_floating_point(),
+            f"the shape of the term {name!r}",
+            expected=f"one number a row, [{count}]",
+            found=f"{list(term.shape)} ({term.dtype})",
+            fix="take no mean over rows: the step does",
+        )
+        subject.expect(
+            bool(term.isfinite().all()),
+            f"the term {name!r}",
+            expected="numbers",
+            found=term.tolist(),
+            fix="compute with log_softmax in float32, and leave rows without a token (-100) at 0",
+        )
+    return terms
+
+
+def _again(rows: LabelledRows, subject: Subject) -> LabelledRows:
+    return replace(rows, generator=subject.generator(91))
+
+
+def check_terms(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+    """Names, shapes and reproducibility; what is given stays."""
+    before = {name: _cloned(getattr(rows, name)) for name in rows.__dataclass_fields__}
+    first = _terms(subject, objective, _again(rows, subject))
+    second = _terms(subject, objective, _again(rows, subject))
+    _expect_equal(
+        subject,
+        "its terms with the same generator",
+        second,
+        first,
+        "draw from rows.generator, never from torch's global one",
+    )
+    changed = [
+        name
+        for name, value in before.items()
+        if isinstance(value, Tensor) and not torch.equal(value, getattr(rows, name))
+    ]
+    subject.expect(
+        not changed,
+        "the rows that it is given",
+        expected="left as they are",
+        found=f"{', '.join(changed)} changed in place",
+        fix="use no operation that ends in an underscore on them",
+    )
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _part(rows: LabelledRows, part: slice) -> LabelledRows:
+    tensors: dict[str, Any] = {
+        name: value[part]
+        for name in rows.__dataclass_fields__
+        if isinstance(value := getattr(rows, name), Tensor)
+    }
+    return replace(rows, **tensors)
+
+
+def check_parts(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+    """The rows of a step come in as many calls as their logits have room for."""
+    whole = _terms(subject, objective, _again(rows, subject))
+    again = _again(rows, subject)  # its generator goes on from part to part
+    parts = [
+        _terms(subject, objective, _part(again, slice(start, start + 5)))
+        for start in range(0, ROWS, 5)
+    ]
+    found = {name: torch.cat([part[name] for part in parts]) for name in whole}
+    _expect_equal(
+        subject,
+        "its terms in parts of 5 rows",
+        found,
+        whole,
+        "a term of a row may depend on that row alone, and take as many draws for every row; no "
+        "mean or normalisation over rows",
+    )
+
+
+def _expect_equal(
+    subject: Subject, what: str, found: dict[str, Tensor], expected: dict[str, Tensor], fix: str
+) -> None:
+    for name, term in expected.items():
+        apart = float((found[name] - term).abs().max()) if len(term) else 0.0
+        subject.expect(
+            apart < 1e-5 * max(1.0, float(term.abs().max())),
+            f"{what} ({name!r})",
+            expected=[round(value, 4) for value in term.tolist()],
+            found=[round(value, 4) for value in found[name].tolist()],
+            fix=fix,
+        )
+
+
+def check_gradients(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+    """Of the weighted sum, to the student's features and logits."""
+    assert rows.student_features is not None
+    student = rows.student_features.clone().requires_grad_()
+    logits = rows.student_logits.clone().requires_grad_()
+    given = replace(_again(rows, subject), student_features=student, student_logits=logits)
+    terms = _terms(subject, objective, given)
+    loss = torch.stack([w * terms[name].sum() for name, w in objective.weights.items()]).sum()
+    subject.expect(
+        loss.requires_grad,
+        "the loss",
+        expected="a gradient",
+        found="none",
+        fix="compute the terms from student_features or student_logits, without detaching them",
+    )
+    loss.backward()
+    gradients = [each.grad for each in (student, logits) if each.grad is not None]
+    subject.expect(
+        all(bool(each.isfinite().all()) for each in gradients)
+        and any(bool(each.any()) for each in gradients),
+        "gradients of the student's rows",
+        expected="numbers that are not all 0",
+        found=[float(each.abs().max()) for each in gradients],
+        fix="look for a root or a logarithm of 0, and for argmax or detach on the way",
+    )
+
+
+def check_edges(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+    """No rows; rows that are very sure; a student that is its teacher; no tokens at all."""
+    same = replace(rows, student_features=rows.teacher_features, student_logits=rows.teacher_logits)
+    sure = replace(
+        rows,
+        student_logits=40 * rows.student_logits,
+        teacher_logits=40 * rows.teacher_logits,
+    )
+    tokenless = replace(rows, tokens=torch.full_like(rows.tokens, -100))
+    for edge in (_part(rows, slice(0, 0)), _part(rows, slice(3, 4)), same, sure, tokenless):
+        logits = edge.student_logits.clone().requires_grad_()
+        terms = _terms(subject, objective, replace(_again(edge, subject), student_logits=logits))
+        loss = torch.stack([term.sum() for term in terms.values()]).sum()
+        if loss.requires_grad:
+            loss.backward()
+        subject.expect(
+            logits.grad is None or bool(logits.grad.isfinite().all()),
+            "gradients at the edges (equal or very sure rows)",
+            expected="numbers",
+            found="nan or inf",
+            fix="compute with log_softmax in float32",
+        )
+
+
+def check_without_features(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+    """A drafter that predicts tokens alone."""
+    try:
+        _terms(subject, objective, replace(_again(rows, subject), student_features=None))
+    except FalconLabError as error:
+        if isinstance(error, AssertionError):
+            raise

@@ -1,0 +1,183 @@
+"""What a glancing schedule promises.
+
+Shapes: B batch, R prediction rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.protocols import BuildContext, ChoosesRows, GlanceRows
+from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing.targets import tiny_target
+
+DRAWS = 64
+"""Glances whose mean is compared with λ·d."""
+
+
+def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
+    """See that a glancing schedule keeps its promises, for blocks of one, two and four.
+
+    - ``token_source`` and ``keep_revealed_in_loss`` are what the training reads.
+    - The ratio λ lies in [0, 1] all through the training.
+    - What it shows are rows that count, in each sequence never more than the d that were wrong,
+      and λ·d of them on average or fewer; with λ = 0, nothing.
+    - Rows that it leaves to the loss (``ChoosesRows``) are rows that count.
+    - The generator alone draws, and what it is given stays as it is.
+
+    Args:
+        schedule: a YAML node, or what builds a schedule from a ``BuildContext``.
+        seed: of everything random.
+
+    Raises:
+        ContractError: it does not.
+    """
+    subject = Subject("schedule", schedule, seed)
+    target = tiny_target()
+    for block in (1, 2, 4):
+        made = subject.build(BuildContext(target, block))
+        with subject.step(f"ratios and glances for blocks of {block}"):
+            check_declarations(subject, made)
+            check_ratios(subject, made)
+            for number, rows in enumerate(random_rows(subject, block)):
+                check_glances(subject, made, rows, number)
+
+
+def check_declarations(subject: Subject, schedule: Any) -> None:
+    """What training reads of it."""
+    source = getattr(schedule, "token_source", None)
+    subject.expect(
+        source in ("target", "data"),
+        "token_source",
+        expected="'target' or 'data'",
+        found=repr(source),
+        fix="say whose tokens are shown",
+    )
+    keep = getattr(schedule, "keep_revealed_in_loss", None)
+    subject.expect(
+        isinstance(keep, bool),
+        "keep_revealed_in_loss",
+        expected="True or False",
+        found=repr(keep),
+        fix="say whether rows that were shown count",
+    )
+
+
+def check_ratios(subject: Subject, schedule: Any) -> None:
+    """λ from the first step to the last."""
+    for step in range(21):
+        ratio = schedule.ratio(step / 20)
+        subject.expect(
+            isinstance(ratio, float | int) and 0.0 <= ratio <= 1.0,
+            f"ratio({step / 20:g})",
+            expected="a number in [0, 1]",
+            found=repr(ratio),
+            fix="it is a share of the rows that are wrong",
+        )
+
+
+def random_rows(subject: Subject, block: int) -> list[GlanceRows]:
+    """Three sequences of blocks each: some wrong, all wrong, none wrong, none that counts."""
+    generator = subject.generator(95)
+    count = 12
+    slot = torch.arange(block).repeat(count).expand(3, -1)
+    group = torch.arange(count).repeat_interleave(block).expand(3, -1)
+    draws = torch.rand(2, *slot.shape, generator=generator)
+    valid = draws[0] < 0.9
+    valid[1] = True
+    found = [
+        (draws[1] < 0.5, valid),
+        (torch.ones_like(valid), valid),
+        (torch.zeros_like(valid), valid),
+        (torch.zeros_like(valid), torch.zeros_like(valid)),
+    ]
+    return [GlanceRows(wrong & counts, counts, slot, group, block) for wrong, counts in found]
+
+
+def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int) -> None:
+    """Many glances at the same rows."""
+    wrong = rows.wrong.sum(1)
+    before = [_clone(rows, name) for name in ("wrong", "valid", "slot", "group")]
+    for ratio in (0.0, 0.3, 1.0):
+        total = torch.zeros(rows.wrong.shape[0])
+        for draw in range(DRAWS):
+            shown = _reveal(subject, schedule, rows, ratio, 100 * number + draw)
+            total += shown.sum(1)
+            subject.expect(
+                bool((shown.sum(1) <= wrong).all()) and (ratio > 0 or not bool(shown.any())),
+                f"rows shown at λ = {ratio:g}",
+                expected=f"at most the rows that were wrong, {wrong.tolist()}, and none at λ = 0",
+                found=shown.sum(1).tolist(),
+                fix="show N = λ·d rows, d being the number of wrong ones in the sequence",
+            )
+        # Rounding to whole rows may add half a row; a draw for each row spreads the mean.
+        spread = 4 * (ratio * (1 - ratio) * wrong / DRAWS).sqrt()
+        most = ratio * wrong + 0.5 + spread
+        subject.expect(
+            bool((total / DRAWS <= most + 1e-6).all()),
+            f"rows shown on average at λ = {ratio:g}",
+            expected=f"at most λ·d = {(ratio * wrong).tolist()}",
+            found=(total / DRAWS).tolist(),
+            fix="show N = λ·d rows, d being the number of wrong ones in the sequence",
+        )
+    if isinstance(schedule, ChoosesRows):
+        _check_counts(subject, schedule, rows)
+    same = all(
+        torch.equal(old, getattr(rows, name))
+        for old, name in zip(before, ("wrong", "valid", "slot", "group"), strict=True)
+    )
+    subject.expect(
+        same,
+        "the rows that it is given",
+        expected="left as they are",
+        found="changed in place",
+        fix="clone what you want to change",
+    )
+
+
+def _check_counts(subject: Subject, schedule: ChoosesRows, rows: GlanceRows) -> None:
+    counts = schedule.counts(rows)
+    subject.expect(
+        counts.dtype == torch.bool
+        and counts.shape == rows.valid.shape
+        and not bool((counts & ~rows.valid).any()),
+        "counts()",
+        expected=f"[B, R] = {list(rows.valid.shape)} bool, of valid rows alone",
+        found=f"{list(counts.shape)} ({counts.dtype}), others among them",
+        fix="take the mask with rows.valid",
+    )
+
+
+def _clone(rows: GlanceRows, name: str) -> Tensor:
+    value: Tensor = getattr(rows, name)
+    return value.clone()
+
+
+def _reveal(subject: Subject, schedule: Any, rows: GlanceRows, ratio: float, number: int) -> Tensor:
+    shown, again = (schedule.reveal(rows, ratio, subject.generator(700 + number)) for _ in range(2))
+    subject.expect(
+        shown.dtype == torch.bool and shown.shape == rows.valid.shape,
+        "reveal()",
+        expected=f"[B, R] = {list(rows.valid.shape)} bool",
+        found=f"{list(shown.shape)} ({shown.dtype})",
+        fix="give a mask over the rows",
+    )
+    subject.expect(
+        not bool((shown & ~rows.valid).any()),
+        "rows that are shown",
+        expected="rows that count (valid)",
+        found=f"{int((shown & ~rows.valid).sum())} that do not",
+        fix="take the mask with rows.valid",
+    )
+    subject.expect(
+        torch.equal(shown, again),
+        "two glances from one state of the generator",
+        expected="the same rows",
+        found="other ones",
+        fix="draw from the generator that is given, never from torch's global one",
+    )
+    result: Tensor = shown
+    return result

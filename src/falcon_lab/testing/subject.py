@@ -1,0 +1,92 @@
+"""The component under test, and what is said when it breaks a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from falcon_lab.components import Component, Components
+from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins import load_components
+from falcon_lab.protocols import BuildContext
+
+Recipe = Mapping[str, Any] | Callable[[BuildContext], Any]
+"""A YAML node ``{name: …}`` of a registered component, or what builds one."""
+
+
+class ContractError(FalconLabError, AssertionError):
+    """A component breaks a promise of its kind."""
+
+
+class Subject:
+    """A component under test.
+
+    Args:
+        kind: as ``components.KINDS`` has it.
+        recipe: how it is built.
+        seed: of its weights, and of whatever a check draws.
+    """
+
+    def __init__(self, kind: str, recipe: Recipe, seed: int = 0) -> None:
+        self.kind, self.recipe, self.seed = kind, recipe, seed
+        self.components = load_components()
+        self.name = (
+            str(recipe.get("name"))
+            if isinstance(recipe, Mapping)
+            else getattr(recipe, "__qualname__", repr(recipe))
+        )
+
+    def build(self, context: BuildContext) -> Any:
+        """The component, with the same random weights every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            if isinstance(self.recipe, Mapping):
+                return self.components.build(self.kind, self.recipe, context)
+            return self.recipe(replace(context, components=self.components))
+
+    def registered(self) -> tuple[Components, dict[str, Any]]:
+        """A registry that knows the component, and its node there."""
+        if isinstance(self.recipe, Mapping):
+            return self.components, dict(self.recipe)
+        component = Component(self.kind, "subject", self._from_config, None, "falcon-lab", "0")
+        return Components([component]), {"name": "subject"}
+
+    def _from_config(self, config: None, context: BuildContext) -> Any:
+        return self.build(context)
+
+    def expect(self, holds: object, what: str, *, expected: Any, found: Any, fix: str) -> None:
+        """Raise unless it holds.
+
+        Args:
+            holds: whether.
+            what: that was looked at.
+            expected: of it.
+            found: instead.
+            fix: what the author can do.
+
+        Raises:
+            ContractError: it does not.
+        """
+        if not bool(holds):
+            raise ContractError(
+                f"{self.kind} {self.name!r}: {what}: expected {expected}, found {found}; {fix}"
+            )
+
+    @contextmanager
+    def step(self, promise: str) -> Iterator[None]:
+        """What is being checked, which any other error is told with."""
+        try:
+            yield
+        except ContractError:
+            raise
+        except Exception as error:
+            error.add_note(f"falcon_lab.testing: {self.kind} {self.name!r}, checking {promise}")
+            raise
+
+    def generator(self, number: int = 0) -> torch.Generator:
+        """A source of numbers of its own for each ``number``."""
+        return torch.Generator().manual_seed(1000 * self.seed + number)

@@ -1,0 +1,100 @@
+"""Every component in this repository keeps the promises of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from everything import everything
+from falcon_lab import testing
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.testing import speculating
+from falcon_lab.testing.conversation import Case
+from falcon_lab.testing.subject import Subject
+from falcon_lab.testing.targets import tiny_target
+
+CHECKS: dict[str, Callable[..., None]] = {
+    "drafter": testing.check_drafter,
+    "schedule": testing.check_schedule,
+    "tree_builder": testing.check_tree_builder,
+    "acceptance_rule": testing.check_acceptance,
+    "controller": testing.check_controller,
+    "objective": testing.check_objective,
+}
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "drafter": [
+        {"name": "falcon", "block": 1, "fuse": "linear"},
+        {"name": "falcon", "block": 3, "lstm_layers": 1, "layers": 2},
+        {"name": "falcon", "block": 2, "query": "newest"},
+        {"name": "falcon", "block": 3, "phase": "absolute"},
+        {"name": "eagle3", "head": "own"},
+        {"name": "medusa", "head": "own", "heads": 2},
+    ],
+    "schedule": [
+        {"name": "csgd", "start": 0.45, "end": 0.1, "tokens": "data", "revealed_in_loss": False},
+        {"name": "valid_prefix", "schedule": {"name": "csgd"}},
+    ],
+    "tree_builder": [
+        {"name": "chain", "proposal": "sampled"},
+        {"name": "static", "proposal": "sampled"},
+        {"name": "static", "template": "k2-16-d4", "max_depth": 3},
+        {"name": "dynamic", "nodes": 3, "beam": 1, "width": 2, "depth": 1},
+    ],
+    "controller": [
+        {"name": "fixed", "depth": 2, "nodes": 3},
+        {"name": "confidence", "threshold": 1.0},
+    ],
+    "objective": [
+        {"name": "falcon", "hard_label": "sampled"},
+        {"name": "falcon", "soft_form": "tempered", "hard_label": "data"},
+        {"name": "falcon", "feature": 0.0, "hard": 0.0},
+    ],
+}
+
+
+def nodes(kind: str) -> list[dict[str, Any]]:
+    """Every component of a kind with its defaults, and with options that matter."""
+    known = everything()
+    found = [{"name": name} for name in known.names(kind)] + VARIANTS.get(kind, [])
+    if kind == "tree_builder":
+        found += [{"name": "static", "template": name} for name in known.names("template")]
+    return found
+
+
+def label(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return "-".join(str(part) for key, part in value.items() if part != "static" or key != "name")
+
+
+@pytest.fixture(autouse=True)
+def _all_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("falcon_lab.testing.subject.load_components", everything)
+
+
+@pytest.mark.parametrize(
+    ("kind", "node"), [(kind, node) for kind in CHECKS for node in nodes(kind)], ids=label
+)
+def test_every_component_passes_the_check_of_its_kind(kind: str, node: dict[str, Any]) -> None:
+    CHECKS[kind](node)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
+@pytest.mark.parametrize("name", everything().names("drafter"))
+def test_every_drafter_is_lossless_on_other_families_too(name: str, family: str) -> None:
+    subject = Subject("drafter", {"name": name})
+    case = Case(subject, tiny_target(family, vocab=12, positions=48))
+    for shape, tree in speculating.trees_for(case).items():
+        engine = speculating.engine(subject, case.target, case.fresh(), tree=tree)
+        for prompt in speculating.PROMPTS[1:]:
+            ours, plain = (
+                speculating.write(each, prompt, 12) for each in (engine, PlainEngine(case.target))
+            )
+            speculating.expect_same(subject, f"greedy text with {shape}", ours, plain)
+
+
+def test_every_kind_has_a_check() -> None:
+    assert set(CHECKS) | {"template"} == {c.kind for c in everything().components}
