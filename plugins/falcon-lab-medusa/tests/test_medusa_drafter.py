@@ -110,7 +110,7 @@ def test_a_new_sequence_forgets_the_old_one() -> None:
 
 
 def test_it_is_a_trainable_drafter() -> None:
-    made = drafter(target(), heads=2)
+    made = drafter(target(), block=2)
     assert isinstance(made, TrainableDrafter)
     assert is_trainable(made)
     assert (made.block, made.needs, made.max_passes) == (2, {"features"}, 1)
@@ -132,7 +132,7 @@ def test_a_saved_drafter_drafts_the_same(head: str, tmp_path: Path) -> None:
     assert torch.equal(made.draft(ROOT).logits, again.draft(ROOT).logits)
 
 
-@pytest.mark.parametrize(("key", "value"), [("heads", 0), ("layers", 0), ("head", "none")])
+@pytest.mark.parametrize(("key", "value"), [("block", 0), ("layers", 0), ("head", "none")])
 def test_a_wrong_option_of_the_heads_is_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=key):
         MedusaConfig(**{key: value})

@@ -25,7 +25,7 @@ TREES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_output_is_the_target_s_own(family: str, tree: dict[str, Any]) -> None:
     model, accepted = target(family), 0
-    for options in ({}, {"head": "shared", "heads": 3, "layers": 2}):
+    for options in ({}, {"head": "shared", "block": 3, "layers": 2}):
         with_heads = engine(model, drafter(model, **options), tree, {"name": "auto"})
         for prompt in ([5], [3, 1, 4, 1, 5, 9]):
             ours = write(with_heads, prompt, 24)

@@ -67,7 +67,7 @@ def test_from_distillation_to_decoding(head: str, label: str) -> None:
     """Heads that have learnt a target's own texts draft most of them, and change nothing."""
     model, build = target(vocabulary=16), components().build
     torch.manual_seed(0)
-    node = {"name": "medusa", "heads": 3, "head": head, "layers": 2}
+    node = {"name": "medusa", "block": 3, "head": head, "layers": 2}
     heads = build("drafter", node, BuildContext(model))
     context = BuildContext.of(model, heads)
     tokens, steps = texts(model, 8), 120

@@ -14,7 +14,7 @@ __all__ = ["MedusaConfig", "MedusaObjectiveConfig", "TypicalConfig", "register_c
 class MedusaConfig:
     """The heads."""
 
-    heads: int = 4
+    block: int = 4
     """Heads, each for one more token below the root: k."""
     layers: int = 1
     """Residual layers of a head."""
@@ -23,7 +23,7 @@ class MedusaConfig:
     ``shared``: all of them use the target's frozen LM head, and have few weights."""
 
     def __post_init__(self) -> None:
-        for key in ("heads", "layers"):
+        for key in ("block", "layers"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         if self.head not in ("own", "shared"):

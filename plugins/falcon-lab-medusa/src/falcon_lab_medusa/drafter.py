@@ -54,15 +54,15 @@ class MedusaDrafter(nn.Module):
 
     def __init__(self, config: MedusaConfig, context: BuildContext) -> None:
         super().__init__()
-        self.block = config.heads
+        self.block = config.block
         self.host: Any = context.host
         hidden = self.host.hidden_size
         # One by one: a list that is multiplied would hold one module many times.
         self.trunks = nn.ModuleList(
             nn.Sequential(*(ResBlock(hidden) for _ in range(config.layers)))
-            for _ in range(config.heads)
+            for _ in range(config.block)
         )
-        own = config.heads if config.head == "own" else 0
+        own = config.block if config.head == "own" else 0
         self.heads = nn.ModuleList(self.host.copy_head() for _ in range(own))
         self._newest: Tensor | None = None  # [H], h_t
 
