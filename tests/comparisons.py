@@ -35,10 +35,12 @@ heads:
     drafter: {name: falcon, block: 1, fuse: linear}
     glancing: {name: none}
     tree: {name: chain, depth: 3}
+    spend: {chain-2: {tree: {name: chain, depth: 3}}}
   lookup:
     optional: true
     train: false
     drafter: {name: lookup}
+    spend: {tree-4: {drafter: {num_tokens: 3}, tree: {name: chain, depth: 3}}}
   gone: {optional: true, drafter: {name: gone}}
 """
 

@@ -35,6 +35,11 @@ heads:
   copied:
     train: false
     drafter: {name: falcon}
+  other:
+    drafters_of: linear
+    acceptance: {name: greedy}
+    spend:
+      tree-8: {tree: {name: optimal, nodes: 3}}
 """
 
 
@@ -53,8 +58,9 @@ def test_every_head_has_an_experiment_a_seed_in_a_folder_of_its_own(
         ("falcon", [0, 7]),
         ("linear", [0, 7]),
         ("copied", [0]),
+        ("other", [0, 7]),
     ]
-    falcon, linear, _ = plan.heads
+    falcon, linear, _, _ = plan.heads
     run = falcon.experiments[7]
     assert (run.seed, run.drafter["block"], run.data.batch_size) == (7, 3, 2)
     assert run.stages == ["target", "data", "distil"]
@@ -89,7 +95,33 @@ def test_a_plan_says_how_many_trainings_it_is(recipe: Path, tmp_path: Path) -> N
     ]
     said = describe(plan)
     assert "trainings to do: 3" in said
-    assert "5 drafters × 3 budgets (chain-4, tree-8, own)" in said
+    assert "7 drafters × 3 budgets (chain-4, tree-8, own)" in said
+
+
+def test_a_head_may_take_the_drafters_of_another_and_decode_otherwise(recipe: Path) -> None:
+    plan = load_plan(recipe)
+    linear, other = plan.heads[1], plan.heads[3]
+    assert other.folders == linear.folders
+    assert other.experiment.drafter == linear.experiment.drafter
+    assert other.experiment.acceptance == {"name": "greedy"}
+    assert other.experiment.tree == plan.base.tree  # its own, and not that of the lender
+    assert len(plan.pending) == 4  # and nothing is trained twice
+    assert "as linear" in describe(plan)
+
+
+def test_a_head_trains_the_drafters_itself_when_their_owner_is_not_compared(recipe: Path) -> None:
+    plan = load_plan(recipe, ["only=[other]"])
+    assert [(head.name, seed) for head, seed in plan.pending] == [("other", 0), ("other", 7)]
+    assert plan.heads[0].experiment.drafter["fuse"] == "linear"
+    assert plan.heads[0].folders[0].parent.name == "linear-seed0"
+
+
+def test_a_head_may_say_how_it_spends_a_budget(recipe: Path) -> None:
+    plan = load_plan(recipe)
+    _, trees, _ = plan.budgets
+    linear, other = plan.heads[1], plan.heads[3]
+    assert other.at(trees)[1]["name"] == "optimal"
+    assert linear.at(trees)[1]["name"] == "dynamic"
 
 
 def test_only_some_heads_are_compared_where_only_names_them(recipe: Path) -> None:
@@ -98,7 +130,7 @@ def test_only_some_heads_are_compared_where_only_names_them(recipe: Path) -> Non
 
 def test_an_override_reaches_the_shared_part_and_a_head(recipe: Path) -> None:
     plan = load_plan(recipe, ["trainer.max_steps=9", "heads.falcon.drafter.block=4"])
-    falcon, linear, _ = plan.heads
+    falcon, linear, *_ = plan.heads
     assert falcon.experiment.trainer["max_steps"] == linear.experiment.trainer["max_steps"] == 9
     assert (falcon.experiment.drafter["block"], linear.experiment.drafter["block"]) == (4, 1)
 
@@ -143,6 +175,12 @@ def test_files_that_build_on_each_other_are_refused(recipe: Path) -> None:
         ("seeds: [0, 7]", "only: [falcn]", ":6: only: no head 'falcn'; did you mean 'falcon'?"),
         ("seeds: [0, 7]", "only: [gone]", "heads: no head is left to be compared"),
         ("seeds: [0, 7]", "haeds: {}", ":6: haeds: unknown key"),
+        ("of: linear", "of: copied", "heads.other.drafters_of: no head 'copied' with trained"),
+        ("acceptance: {name: greedy}", "drafter: {}", "heads.other.drafter: the drafters are"),
+        ("tree-8: {tree", "tree: {tree", "heads.other.spend.tree: no budget 'tree'"),
+        ("tree-8: {tree", "best: {tree", "heads.other.spend.best: is no number of nodes"),
+        ("tree-8: {tree", "tree-8: {data", "heads.other.spend.tree-8.data: unknown key"),
+        ("nodes: 3", "node: 3", "heads.other.spend.tree-8.tree.node: unknown key; did you mean"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line_and_full_key(

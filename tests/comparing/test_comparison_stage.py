@@ -50,6 +50,7 @@ def test_every_head_is_measured_at_every_budget_and_temperature(results: dict[st
         for head in HEADS
         for budget in ("chain-2", "tree-4", "best")
         for temperature in (0.0, 1.0)
+        if (head, budget) != ("linear", "chain-2")
     }
     assert rows["csgd", "tree-4", 0.0]["seeds"] == [0, 1]
     assert rows["lookup", "tree-4", 0.0]["seeds"] == [0]
@@ -65,12 +66,26 @@ def test_nobody_verifies_more_than_the_budget(results: dict[str, Any]) -> None:
             assert row["nodes_per_round"] <= int(row["budget"].partition("-")[2])
 
 
+def test_a_head_that_does_not_fit_a_budget_takes_no_part_there_and_that_is_said(
+    results: dict[str, Any],
+) -> None:
+    assert "linear chain-2" in results["left_out"]  # it would spend 3
+    assert set(results["heads"]["linear"]["best"]["0"]["tokens_per_second"]) == {"own"}
+
+
+def test_a_head_spends_a_budget_as_it_says(results: dict[str, Any]) -> None:
+    assert results["heads"]["lookup"]["budgets"] == {
+        "chain-2": "lookup, k=10, chain depth 2",
+        "tree-4": "lookup, k=3, chain depth 3",
+    }
+
+
 def test_best_is_the_fastest_of_the_grid_on_other_prompts(results: dict[str, Any]) -> None:
     rows = {(r["head"], r["budget"], r["temperature"]): r for r in results["rows"]}
     for name in HEADS:
         for temperature, best in results["heads"][name]["best"].items():
             rates = best["tokens_per_second"]
-            assert set(rates) == {"own", "chain-2"}
+            assert set(rates) <= {"own", "chain-2"}
             assert best["budget"] == max(rates, key=lambda word: rates[word])
             if best["budget"] == "chain-2":  # which was measured once, and not twice
                 at = float(temperature)
@@ -131,7 +146,10 @@ def test_plain_decoding_takes_a_turn_for_every_head(results: dict[str, Any]) -> 
     assert results["protocol"]["yardsticks"] == 3
     journal = list(read_lines(Path(results["protocol"]["rows"]["0"])))
     methods = [r["method"] for r in journal if "turns" in r and r["prompt"] == journal[1]["prompt"]]
-    assert [m for m in methods if m.startswith("plain")] == ["plain", "plain 2", "plain 3"]
+    assert [m for m in methods if m.startswith("plain")] == [
+        "plain",
+        *(f"plain {n}" for n in (2, 3)),
+    ]
     assert methods.index("plain 2") > methods.index("csgd tree-4 seed 1")
 
 
@@ -153,7 +171,7 @@ def test_another_table_of_the_same_folder_takes_the_rows_that_are_there(
     other = recipe.with_name("other.yaml")
     other.write_text(
         "base: tiny.yaml\nname: other\n"
-        "paper: {source: A paper, published: {tau: {x: {csgd: 3, linear chain-2: 2}}}}\n"
+        "paper: {source: A paper, published: {tau: {x: {csgd: 3, linear tree-4: 2}}}}\n"
     )
     assert "A paper, beside ours" in run("compare", other)
     found = json.loads((recipe.parent / "out" / "other.json").read_text("utf-8"))
@@ -162,7 +180,7 @@ def test_another_table_of_the_same_folder_takes_the_rows_that_are_there(
     rows = {(r["head"], r["budget"], r["temperature"]): r for r in results["rows"]}
     assert [r["ours"]["ratio"] for r in metric["rows"]] == [
         pytest.approx(rows["csgd", "best", 0.0]["tau"]),
-        pytest.approx(rows["linear", "chain-2", 0.0]["tau"]),
+        pytest.approx(rows["linear", "tree-4", 0.0]["tau"]),
     ]
     [pair] = metric["pairs"]
     assert pair["above"] == "csgd"

@@ -17,9 +17,12 @@ HEAD_NODES = (
 )
 """Sections of an experiment that a head may have for itself."""
 
+DECODING_NODES = ("tree", "acceptance", "controller")
+"""Those of them that training knows nothing of."""
+
 SHARED = (
     "every head is trained and measured on the same target, data, steps and prompts; "
-    f"a head's own are {', '.join(HEAD_NODES)}, optional and train"
+    f"a head's own are {', '.join(HEAD_NODES)}, optional, train, drafters_of and spend"
 )
 
 
@@ -62,7 +65,9 @@ class ComparisonConfig:
 
     heads: dict[str, Node] = field(default_factory=dict)
     """Head -> what differs from the experiment; ``optional: true`` leaves a head out whose plug-in
-    is not installed, and ``train: false`` is one that has nothing to train."""
+    is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
+    another head whose trained drafters this one takes, to decode with them otherwise. ``spend``
+    says what else differs at a budget, for a head that the rule does not fit."""
     only: list[str] = field(default_factory=list)
     """Heads that are compared; empty takes all."""
     budgets: list[str] = field(default_factory=lambda: ["best"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -52,6 +53,8 @@ class Contestant:
         drafter: shared by its engines; one of them decodes at a time.
         node: of the drafter.
         weights: identifies them; empty for a drafter without weights.
+        others: budget -> a drafter of its own and its node, for a head without weights that spends
+            it so.
     """
 
     head: Head
@@ -59,6 +62,7 @@ class Contestant:
     drafter: Drafter
     node: Node
     weights: str
+    others: dict[str, tuple[Drafter, Node]] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -69,9 +73,12 @@ class Contestant:
 
     def nodes(self, budget: NodeBudget) -> dict[str, Node]:
         """The components of an engine beside the drafter."""
-        own = self.head.experiment
-        tree = budget.tree(own.tree)
+        own, tree = self.head.at(budget)
         return {"tree": tree, "acceptance": own.acceptance, "controller": own.controller}
+
+    def drafting(self, budget: NodeBudget) -> tuple[Drafter, Node]:
+        """The drafter at a budget, and its node."""
+        return self.others.get(budget.word, (self.drafter, self.node))
 
     def cell(self, budget: NodeBudget) -> Cell:
         """This drafter with a budget."""
@@ -80,7 +87,8 @@ class Contestant:
     def label(self, budget: NodeBudget) -> str:
         """In a few words."""
         nodes = self.nodes(budget)
-        return label(self.node, self.drafter.block, nodes["tree"], nodes["controller"])
+        drafter, node = self.drafting(budget)
+        return label(node, drafter.block, nodes["tree"], nodes["controller"])
 
 
 def load_contestants(
@@ -91,14 +99,22 @@ def load_contestants(
     Raises:
         FalconLabError: a drafter is not there, or was trained for another target.
     """
+
+    def drafting(node: Node | None, folder: Path) -> tuple[Drafter, Node]:
+        drafter, found = drafter_of(MethodConfig(drafter=node), target, components, folder)
+        return choose_drafter(drafter, plan.base.decoding, announce), found
+
     found = []
     for head in plan.heads:
         for seed in head.seeds:
-            config = MethodConfig(drafter=None if head.trains else head.experiment.drafter)
-            drafter, node = drafter_of(config, target, components, head.folders[seed])
-            drafting = choose_drafter(drafter, plan.base.decoding, announce)
-            weights = digest_of(head, seed) if head.trains else ""
-            found.append(Contestant(head, seed, drafting, node, weights))
+            folder = head.folders[seed]
+            if head.trains:
+                drafter, node = drafting(None, folder)
+                found.append(Contestant(head, seed, drafter, node, digest_of(head, seed)))
+                continue
+            drafter, node = drafting(head.experiment.drafter, folder)
+            others = {w: drafting(run.drafter, folder) for w, run in head.spend.items()}
+            found.append(Contestant(head, seed, drafter, node, "", others))
     return found
 
 
@@ -115,7 +131,7 @@ def engines_of(
     target: Target,
     components: Components,
 ) -> dict[Cell, SpeculativeEngine]:
-    """An engine for every drafter and budget.
+    """An engine for every drafter and budget that it fits.
 
     Args:
         contestants: the drafters.
@@ -128,18 +144,24 @@ def engines_of(
     for contestant in contestants:
         for budget in budgets[contestant.head.name]:
             cell, nodes = contestant.cell(budget), contestant.nodes(budget)
+            drafter, _ = contestant.drafting(budget)
             try:
-                engine = engine_of(contestant.drafter, nodes, plan.base, target, components)
+                engine = engine_of(drafter, nodes, plan.base, target, components)
             except FalconLabError as error:
                 raise FalconLabError(f"{cell.head} with {budget.word}: {error}") from error
-            engines[cell] = engine
+            if budget.nodes is None or engine.max_nodes - 1 <= budget.nodes:
+                engines[cell] = engine
     return engines
 
 
 def made_of(contestants: Iterable[Contestant], budgets: Budgets) -> dict[str, Any]:
     """Engine -> what decides what it writes and how fast."""
     return {
-        c.cell(budget).name: {"drafter": c.node, "weights": c.weights, **c.nodes(budget)}
+        c.cell(budget).name: {
+            "drafter": c.drafting(budget)[1],
+            "weights": c.weights,
+            **c.nodes(budget),
+        }
         for c in contestants
         for budget in budgets[c.head.name]
     }

@@ -12,12 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.comparing.budgets import BEST, parse_budget
-from falcon_lab.comparing.config import COMPARISON_KEYS, HEAD_NODES, SHARED, ComparisonConfig
+from falcon_lab.comparing.config import (
+    COMPARISON_KEYS,
+    DECODING_NODES,
+    HEAD_NODES,
+    SHARED,
+    ComparisonConfig,
+)
 from falcon_lab.comparing.paper import check_paper
 from falcon_lab.comparing.plan import Head, Plan
 from falcon_lab.components import Components
@@ -30,7 +36,7 @@ from falcon_lab.plugins import load_components
 from falcon_lab.schema import Experiment
 
 BASE = "base"
-HEAD_KEYS = (*HEAD_NODES, "optional", "train")
+HEAD_KEYS = (*HEAD_NODES, "optional", "train", "drafters_of", "spend")
 TRAINING = ("target", "data", "distil")
 
 
@@ -81,15 +87,21 @@ def _read(path: Path, origin: Origin, *, above: tuple[Path, ...] = ()) -> dict[s
 def _plan(
     base: Experiment, config: ComparisonConfig, tree: Mapping[str, Any], components: Components
 ) -> Plan:
-    heads, left_out = [], {}
+    heads: list[Head] = []
+    left_out: dict[str, str] = {}
     for name in config.only or config.heads:
         if name not in config.heads:
             raise ConfigError("only", f"no head {name!r}{did_you_mean(name, config.heads)}")
         node = config.heads[name]
-        if why := _absent(node, components):
+        lender = _lender(name, config)
+        if why := _absent(node, components) or _absent(config.heads.get(lender, {}), components):
             left_out[name] = why
             continue
-        heads.append(_Loader(name, node, base, tree, components).head())
+        head = _Loader(name, node, base, tree, components).head()
+        if lender:
+            owner = _Loader(lender, config.heads[lender], base, tree, components).head()
+            head = _borrowing(head, owner, shared=lender in (config.only or config.heads))
+        heads.append(head)
     check_paper(config)
     return finished_plan(base, config, heads, left_out)
 
@@ -121,6 +133,39 @@ def finished_plan(
     if not heads:
         raise ConfigError("heads", "no head is left to be compared")
     return Plan(base, config, budgets, grid, heads, left_out or {}, given)
+
+
+def _lender(name: str, config: ComparisonConfig) -> str:
+    """The head whose drafters ``name`` takes; empty for one with its own."""
+    node = config.heads[name]
+    if "drafters_of" not in node:
+        return ""
+    key, owner = f"heads.{name}", str(node["drafters_of"])
+    for part in node:
+        if part in HEAD_NODES and part not in DECODING_NODES:
+            raise ConfigError(join(key, part), f"the drafters are those of {owner}, trained there")
+    lenders = [
+        other
+        for other, its in config.heads.items()
+        if "drafters_of" not in its and its.get("train") is not False
+    ]
+    if owner not in lenders:
+        problem = f"no head {owner!r} with trained drafters of its own"
+        raise ConfigError(join(key, "drafters_of"), f"{problem}{did_you_mean(owner, lenders)}")
+    return owner
+
+
+def _borrowing(head: Head, owner: Head, *, shared: bool) -> Head:
+    """The head with the owner's trainings, from which it differs in decoding alone.
+
+    ``shared`` says that the owner is compared too, and looks after them.
+    """
+    own = {part: getattr(head.experiment, part) for part in DECODING_NODES}
+    experiments = {seed: replace(run, **own) for seed, run in owner.experiments.items()}
+    lender = owner.name if shared else ""
+    return replace(
+        head, trains=True, experiments=experiments, folders=owner.folders, drafters_of=lender
+    )
 
 
 def _absent(node: Mapping[str, Any], components: Components) -> str:
@@ -176,7 +221,27 @@ class _Loader:
         except ConfigError as error:  # the base was right, so it is the head's
             raise ConfigError(join(key, error.key), error.problem) from None
         folders = {seed: Path(run.out) / "drafter" for seed, run in runs.items()}
-        return Head(self.name, trains, runs, folders)
+        return Head(self.name, trains, runs, folders, spend=self._spend(trains, seeds[0]))
+
+    def _spend(self, trains: bool, seed: int) -> dict[str, Experiment]:
+        """Budget -> the experiment with what differs there."""
+        key, node = f"heads.{self.name}.spend", self.node.get("spend", {})
+        if not isinstance(node, Mapping):
+            raise ConfigError(key, "must be a mapping of budgets to what differs there")
+        found = {}
+        for word, changes in node.items():
+            here = join(key, word)
+            if parse_budget(str(word), here).nodes is None:
+                raise ConfigError(here, "is no number of nodes; name a chain-D or tree-N")
+            allowed = DECODING_NODES if trains else ("drafter", *DECODING_NODES)
+            for part in changes if isinstance(changes, Mapping) else ():
+                if part not in allowed:
+                    raise ConfigError(join(here, part), f"unknown key{did_you_mean(part, allowed)}")
+            try:
+                found[word] = self._experiment(seed, changes)
+            except ConfigError as error:
+                raise ConfigError(join(here, error.key), error.problem) from None
+        return found
 
     def _flag(self, name: str, default: bool) -> bool:
         value = self.node.get(name, default)
@@ -184,11 +249,13 @@ class _Loader:
             raise ConfigError(f"heads.{self.name}.{name}", f"is {value!r}; write true or false")
         return value
 
-    def _experiment(self, seed: int) -> Experiment:
+    def _experiment(self, seed: int, changes: Mapping[str, Any] | None = None) -> Experiment:
+        """The experiment of a seed, with what else differs at a budget."""
         tree = deepcopy(dict(self.tree))
         own = {key: value for key, value in self.node.items() if key in HEAD_NODES}
-        layer = [Override(key, deepcopy(value), "") for key, value in own.items()]
-        apply_overrides(tree, layer, DEFAULT_NAMES)
+        for layer in (own, changes or {}):
+            overrides = [Override(key, deepcopy(value), "") for key, value in layer.items()]
+            apply_overrides(tree, overrides, DEFAULT_NAMES)
         tree |= {"seed": seed, "seeds": [], "stages": list(TRAINING)}
         experiment = experiment_of(tree, self.components)
         experiment.out = f"{self.base.out}/{self.name}-seed{seed}"

@@ -22,6 +22,7 @@ from falcon_lab.comparing.plan import Plan
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.benchmark import PLAIN, Engine, Measurement, measure, torch_threads
 from falcon_lab.evaluation.conversation import EncodedPrompt
 from falcon_lab.evaluation.engines import next_logits, other_prompts, stop_of
@@ -88,7 +89,7 @@ class Arena:
         self.announce(f"temperature {temperature:g}: {len(engines)} engines in turns")
         found, journal = self._measure("compare", engines, self.contestants, budgets, config)
         peaks = self._peaks(engines, journal, config)
-        cells = self._cells(best)
+        cells = {cell: at for cell, at in self._cells(best).items() if at in engines}
         return Measured(
             temperature,
             merged([found.rows[name] for name in yardsticks(self.plan)]),
@@ -137,6 +138,11 @@ class Arena:
         for cell in engines:
             tried[cell.head][cell.budget] = rate(found.rows[cell.name])
         words = {budget.word: budget for budget in grid}
+        if nothing := [head for head, rates in tried.items() if not rates]:
+            raise FalconLabError(
+                f"{nothing[0]} fits no budget of tuning.grid; add own, or say how it spends one in "
+                f"heads.{nothing[0]}.spend"
+            )
         best = {head: words[max(rates, key=lambda w: rates[w])] for head, rates in tried.items()}
         return best, tried
 

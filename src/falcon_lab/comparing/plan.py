@@ -9,7 +9,7 @@ from pathlib import Path
 from falcon_lab.comparing.budgets import BEST, NodeBudget
 from falcon_lab.comparing.config import ComparisonConfig
 from falcon_lab.evaluation.table import align
-from falcon_lab.schema import Experiment
+from falcon_lab.schema import Experiment, Node
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,22 @@ class Head:
         trains: whether it has weights.
         experiments: training seed -> the experiment that trains it, in its run's folder.
         folders: training seed -> the saved drafter's folder.
+        drafters_of: the head whose drafters it takes; empty for one with its own.
+        spend: budget -> the experiment that says how the head spends it, where the rule does not.
     """
 
     name: str
     trains: bool
     experiments: dict[int, Experiment]
     folders: dict[int, Path]
+    drafters_of: str = ""
+    spend: dict[str, Experiment] = field(default_factory=dict)
+
+    def at(self, budget: NodeBudget) -> tuple[Experiment, Node]:
+        """The experiment that holds at a budget, and its tree."""
+        if budget.word in self.spend:
+            return self.spend[budget.word], self.spend[budget.word].tree
+        return self.experiment, budget.tree(self.experiment.tree)
 
     @property
     def experiment(self) -> Experiment:
@@ -73,7 +83,8 @@ class Plan:
     @property
     def pending(self) -> list[tuple[Head, int]]:
         """Trainings that are still to be done."""
-        return [(h, seed) for h in self.heads for seed in h.seeds if not h.trained(seed)]
+        own = (head for head in self.heads if not head.drafters_of)
+        return [(head, seed) for head in own for seed in head.seeds if not head.trained(seed)]
 
     @property
     def wants_best(self) -> bool:
@@ -86,6 +97,7 @@ def describe(plan: Plan) -> str:
     rows: list[Sequence[str]] = [("head", "drafter", "seeds", "trained", "folder")]
     for head in plan.heads:
         node = head.experiment.drafter
+        needs = f"as {head.drafters_of}" if head.drafters_of else "needs none"
         block = f", k={node['block']}" if "block" in node else ""
         done = sum(head.trained(seed) for seed in head.seeds)
         rows.append(
@@ -93,7 +105,7 @@ def describe(plan: Plan) -> str:
                 head.name,
                 f"{node['name']}{block}",
                 " ".join(map(str, head.seeds)) if head.trains else "none",
-                f"{done} of {len(head.seeds)}" if head.trains else "needs none",
+                f"{done} of {len(head.seeds)}" if head.trains and not head.drafters_of else needs,
                 str(head.folders[head.seeds[0]].parent) if head.trains else "",
             )
         )

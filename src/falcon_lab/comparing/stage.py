@@ -80,7 +80,7 @@ def compare(plan: Plan, announce: Callable[[str], None]) -> dict[str, Any]:
         "git": provenance.git_state(),
         "target": provenance.target_of(arena.target, quality),
         "protocol": protocol_of(arena, measured),
-        "left_out": dict(plan.left_out),
+        "left_out": dict(plan.left_out) | unfit(plan, measured),
         "heads": heads_of(arena, measured, components),
         "plain": [figures.yardstick(found) for found in measured],
         "rows": [row for found in measured for row in figures.rows(found)],
@@ -130,6 +130,18 @@ def protocol_of(arena: Arena, measured: Sequence[Measured]) -> dict[str, Any]:
         "warmup": evaluation.warmup,
         "yardsticks": len(arena.plan.heads),
         "rows": {f"{found.temperature:g}": found.journal for found in measured},
+    }
+
+
+def unfit(plan: Plan, measured: Sequence[Measured]) -> dict[str, str]:
+    """Head and budget -> why the head takes no part there."""
+    taken = {(cell.head, cell.budget) for found in measured for cell in found.rows}
+    return {
+        f"{head.name} {budget.word}": "a round of it may verify more nodes; heads."
+        f"{head.name}.spend can say how it spends this budget"
+        for head in plan.heads
+        for budget in plan.budgets
+        if (head.name, budget.word) not in taken
     }
 
 

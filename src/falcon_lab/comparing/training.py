@@ -22,7 +22,7 @@ def train_heads(plan: Plan, announce: Callable[[str], None]) -> None:
         FalconLabError: a folder holds a drafter of other settings, or a training went astray.
     """
     pending = len(plan.pending)
-    for head in plan.heads:
+    for head in (head for head in plan.heads if not head.drafters_of):
         for seed, run in head.experiments.items() if head.trains else ():
             experiment.keep_to_one_device(run)
             if head.trained(seed):
