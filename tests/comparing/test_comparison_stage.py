@@ -158,7 +158,8 @@ def test_the_same_command_again_trains_and_decodes_nothing(
 ) -> None:
     monkeypatch.setattr(experiment, "run", never)
     monkeypatch.setattr(SpeculativeEngine, "generate", never)
-    run("compare", recipe)
+    printed = run("compare", recipe)
+    assert f"answers are there from before: {results['protocol']['rows']['0']}" in printed
     again = json.loads((recipe.parent / "out" / "tiny.json").read_text("utf-8"))
     assert again["rows"] == results["rows"]
     assert again["pairs"] == results["pairs"]

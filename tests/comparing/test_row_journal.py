@@ -25,6 +25,7 @@ def test_what_was_answered_is_read_by_the_next_process(tmp_path: Path) -> None:
     first.add(0, "p", "tree", turns(1.0))
     found = journal(tmp_path).group(0, "p", ["plain", "tree"])
     assert found == {"plain": turns(2.0), "tree": turns(1.0)}
+    assert len(journal(tmp_path)) == 2
     assert journal(tmp_path).group(1, "p", ["plain", "tree"]) is None
 
 

@@ -55,6 +55,10 @@ class RowJournal:
             append_line(path, {"facts": json.loads(text)})
         return cls(path)
 
+    def __len__(self) -> int:
+        """Answers that were there when it was opened."""
+        return sum(map(len, self._answers.values()))
+
     def group(
         self, repeat: int, prompt: str, methods: Sequence[str]
     ) -> dict[str, list[TurnRow]] | None:

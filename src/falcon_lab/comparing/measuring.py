@@ -158,6 +158,8 @@ class Arena:
         prompts = self.prompts if prompts is None else prompts
         facts = self._facts(config, prompts) | {"engines": made_of(contestants, budgets)}
         journal = RowJournal.open(self.plan.folder, kind, facts)
+        if journal:
+            self.announce(f"{len(journal)} answers are there from before: {journal.path}")
         found = measure(
             self._in_turns(engines),
             prompts,
