@@ -31,7 +31,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "falcon", "block": 2, "query": "newest"},
         {"name": "falcon", "block": 3, "phase": "absolute"},
         {"name": "eagle3", "head": "own"},
-        {"name": "medusa", "head": "own", "heads": 2},
+        {"name": "medusa", "head": "own", "block": 2},
+        {"name": "medusa", "head": "shared", "layers": 2},
+        {"name": "dflash", "block": 1, "layers": 1},
     ],
     "schedule": [
         {"name": "csgd", "start": 0.45, "end": 0.1, "tokens": "data", "revealed_in_loss": False},
@@ -51,6 +53,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "falcon", "hard_label": "sampled"},
         {"name": "falcon", "soft_form": "tempered", "hard_label": "data"},
         {"name": "falcon", "feature": 0.0, "hard": 0.0},
+        {"name": "falcon", "slot_decay": 0.8},
+        {"name": "medusa", "label": "soft"},
     ],
 }
 
