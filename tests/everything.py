@@ -22,7 +22,7 @@ def everything() -> Components:
         project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
         source = str(folder / "src")
         if source not in sys.path:
-            sys.path.append(source)
+            sys.path.insert(0, source)
         for module in project["entry-points"][hookspecs.PROJECT].values():
             found.append(registered(import_module(module), project["name"], project["version"]))
     return Components([component for registrar in found for component in registrar.components])

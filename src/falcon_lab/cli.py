@@ -21,6 +21,8 @@ from falcon_lab import __version__
 from falcon_lab.benchmarking.methods import HF_ASSISTED, METHODS
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.quiet import third_party_tips_silenced
+from falcon_lab.scaffolding.plugin import KINDS as PLUGIN_KINDS
+from falcon_lab.scaffolding.plugin import write_plugin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -403,6 +405,23 @@ def plugins(ctx: click.Context, strict: bool) -> None:
     listing = {"components": components.listing(), "failures": failures}
     click.echo(json.dumps(listing, indent=2, default=str))
     ctx.exit(1 if strict and failures else 0)
+
+
+@main.command("new-plugin")
+@click.argument("name")
+@click.option("--kind", type=click.Choice(list(PLUGIN_KINDS)), default="drafter", show_default=True)
+@click.option(
+    "--into", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Folder."
+)
+def new_plugin(name: str, kind: str, into: Path) -> None:
+    """Write a distribution with a component that works, to begin your own from.
+
+    It can be installed as it is, passes its own test, and is listed by falcon-lab plugins.
+    """
+    from falcon_lab.plugins import load_components
+
+    folder = write_plugin(name, kind, into, load_components())
+    click.echo(f"wrote {folder}; next: pip install -e {folder} && python -m pytest {folder}/tests")
 
 
 @main.command()

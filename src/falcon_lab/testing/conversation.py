@@ -87,7 +87,7 @@ def difference(ours: Tensor, expected: Tensor) -> float:
         return 0.0
     if not torch.equal(ours.isfinite(), expected.isfinite()):
         return float("inf")
-    ours, expected = (rows.float().nan_to_num(neginf=0.0) for rows in (ours, expected))
+    ours, expected = (rows.detach().float().nan_to_num(neginf=0.0) for rows in (ours, expected))
     return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from falcon_lab.protocols import Drafter, DraftOutput, Frontier, KeepsRows, Observation, TapsLayers
 from falcon_lab.testing.conversation import Case, Conversation, expanded
@@ -58,6 +58,17 @@ def check_declarations(case: Case) -> None:
     )
     if isinstance(drafter, TapsLayers):
         case.target.tapped(drafter.taps)  # says itself what is wrong
+    if not isinstance(drafter, nn.Module):
+        return
+    places = {weight.data_ptr() for weight in case.target.model.parameters()}
+    own = [name for name, weight in drafter.state_dict().items() if weight.data_ptr() in places]
+    subject.expect(
+        not own,
+        "its weights",
+        expected="none of the target's",
+        found=f"the target's as {', '.join(own)}",
+        fix="use host.embed and host.head, and keep the host out of the module's own modules",
+    )
 
 
 def check_shapes(case: Case) -> None:

@@ -46,17 +46,22 @@ class Subject:
             torch.manual_seed(self.seed)
             if isinstance(self.recipe, Mapping):
                 return self.components.build(self.kind, self.recipe, context)
-            return self.recipe(replace(context, components=self.components))
+            return self._from_recipe(self.recipe, context)
 
     def registered(self) -> tuple[Components, dict[str, Any]]:
         """A registry that knows the component, and its node there."""
         if isinstance(self.recipe, Mapping):
             return self.components, dict(self.recipe)
-        component = Component(self.kind, "subject", self._from_config, None, "falcon-lab", "0")
+        recipe = self.recipe
+
+        def build(config: None, context: BuildContext) -> Any:
+            return self._from_recipe(recipe, context)  # with other random weights each time
+
+        component = Component(self.kind, "subject", build, None, "falcon-lab", "0")
         return Components([component]), {"name": "subject"}
 
-    def _from_config(self, config: None, context: BuildContext) -> Any:
-        return self.build(context)
+    def _from_recipe(self, recipe: Callable[[BuildContext], Any], context: BuildContext) -> Any:
+        return recipe(replace(context, components=self.components))
 
     def expect(self, holds: object, what: str, *, expected: Any, found: Any, fix: str) -> None:
         """Raise unless it holds.

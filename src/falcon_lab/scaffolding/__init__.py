@@ -1,0 +1,1 @@
+"""Distributions to begin from: ``falcon-lab new-plugin``."""

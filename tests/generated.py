@@ -1,0 +1,58 @@
+"""Distributions as ``falcon-lab new-plugin`` writes them; run by itself, lints and types them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from falcon_lab.plugins import load_components
+from falcon_lab.scaffolding.plugin import KINDS, rendered, write_plugin
+
+RULES = "E,F,W,I,UP,B,SIM,PTH,RUF,ANN,PT"
+
+
+def write_all(into: Path) -> dict[str, Path]:
+    """A distribution of every kind, by its name."""
+    known = load_components()
+    return {f"new-{kind}": write_plugin(f"new-{kind}", kind, into, known) for kind in KINDS}
+
+
+@cache
+def modules(kind: str) -> tuple[ModuleType, ModuleType]:
+    """The package of a generated distribution and its module, imported without a file."""
+    package = f"generated_{KINDS[kind].kind}"
+    texts = rendered(package, package, kind)
+    made = []
+    for name, path in (
+        (package, f"src/{package}/__init__.py"),
+        (f"{package}.{KINDS[kind].kind}", f"src/{package}/{KINDS[kind].kind}.py"),
+    ):
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = []
+        exec(compile(texts[path], path, "exec"), module.__dict__)
+        made.append(module)
+    return made[0], made[1]
+
+
+def main(into: Path) -> int:
+    """Lint and type all of them; the first exit code that is not 0."""
+    folders = [str(folder) for folder in write_all(into).values()]
+    ruff = [sys.executable, "-m", "ruff"]
+    style = ["--isolated", "--no-cache", "--line-length=100"]
+    for folder in folders:
+        for command in (
+            [*ruff, "check", *style, f"--select={RULES}", "--ignore=ANN401,RUF001,RUF002", "."],
+            [*ruff, "format", "--check", *style, "."],
+            [sys.executable, "-m", "mypy", "--strict", "src"],
+        ):
+            code = subprocess.run(command, cwd=folder, check=False).returncode
+            if code:
+                return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
