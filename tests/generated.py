@@ -46,7 +46,7 @@ def main(into: Path) -> int:
         for command in (
             [*ruff, "check", *style, f"--select={RULES}", "--ignore=ANN401,RUF001,RUF002", "."],
             [*ruff, "format", "--check", *style, "."],
-            [sys.executable, "-m", "mypy", "--strict", "src"],
+            [sys.executable, "-m", "mypy", "--strict", "--cache-dir=../mypy", "src"],
         ):
             code = subprocess.run(command, cwd=folder, check=False).returncode
             if code:

@@ -145,6 +145,7 @@ CHECKS: dict[str, Check] = {
     "falcon-lab compare runs/csgd runs/k1 budgets=[chain-8,tree-16]": compares_runs,
     "falcon-lab view-data experiments/smoke.yaml": whole(),
     "falcon-lab plugins": whole(),
+    "falcon-lab new-plugin my-head": whole(),
     "falcon-lab doctor": doctor_works,
     "falcon-lab run experiments/csgd.yaml target.name=Qwen/Qwen3-0.6B target.dtype=bfloat16 "
     "data.corpus=chats.jsonl evaluation.prompts.name=humaneval out=runs/qwen3": dry,
