@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -124,7 +125,7 @@ class Frontier:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DraftOutput:
     """What one drafter pass says about the next tokens of every frontier block.
 
@@ -142,6 +143,12 @@ class DraftOutput:
     features: Tensor | None = None
     all_proposed: bool = False
     paths: Sequence[Sequence[int]] | None = None
+
+    @cached_property
+    def log_probabilities(self) -> Tensor:
+        """``[F, rows, V]`` float: of the logits, computed once for all who ask (NaN throughout in
+        a row that proposes nothing)."""
+        return self.logits.float().log_softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)

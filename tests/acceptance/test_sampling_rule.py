@@ -17,7 +17,7 @@ from fakes.table_target import TableTarget
 from falcon_lab.acceptance.sampling import SamplingRule, residual, without
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Budget, RoundContext
+from falcon_lab.protocols import Budget, DraftOutput, RoundContext
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import candidates
@@ -45,7 +45,8 @@ def trees(
     noise = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(17))
     rows = (TARGET.table[PROMPT[0], PROMPT[1]] + noise) / 2  # half right, as drafters are
     context = RoundContext(torch.tensor(PROMPT[-1]), Budget(), sampling, generator)
-    tokens, log_q, q = candidates(rows.expand(SAMPLES, 3, 4), plan.width, proposal, context)
+    output = DraftOutput(rows.expand(SAMPLES, 3, 4))
+    tokens, log_q, q = candidates(output, plan.width, proposal, context)
     root = torch.full((SAMPLES, 1), PROMPT[-1])
     tokens = torch.cat((root, tokens.flatten(1)[:, plan.slots]), -1)
     log_q = torch.cat((torch.zeros(SAMPLES, 1), log_q.flatten(1)[:, plan.slots]), -1)

@@ -41,5 +41,5 @@ class Confidence(Fixed):
         """
         if passes == 1:
             self._log_confidence = 0.0
-        self._log_confidence += float(output.logits[0].float().log_softmax(-1).amax(-1).sum())
+        self._log_confidence += float(output.log_probabilities[0].amax(-1).sum())
         return self._log_confidence >= self._lowest

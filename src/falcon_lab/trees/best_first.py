@@ -93,10 +93,8 @@ class BestFirstTree:
         if rows == 0:
             return None
         width = min(self.width, self._nodes)
-        tokens, log_q, _ = candidates(
-            output.logits[:, :rows], width, "deterministic", self._context
-        )
-        self._take(tokens.tolist(), log_q.tolist())
+        tokens, log_q, _ = candidates(output, width, "deterministic", self._context)
+        self._take(tokens[:, :rows].tolist(), log_q[:, :rows].tolist())
         self._reached += rows
         if rows < self.block or self._reached == self._depth:
             return None

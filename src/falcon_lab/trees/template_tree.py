@@ -52,7 +52,7 @@ class TemplateTree:
         self._next = 0
         root = self._root_on(context.root.device)
         self._tokens = context.root.reshape(1)
-        self._log_q = root.log_q
+        self._log_q = [root.log_q]  # of each pass
         self._q: list[Tensor] = []
         self._q_row = root.q_row
         self._alive: Tensor | None = None  # [N] bool once something was dropped
@@ -62,12 +62,12 @@ class TemplateTree:
     def grow(self, output: DraftOutput) -> Frontier | None:
         """Take the candidates of one pass in."""
         plan = self._layout.passes[self._next]
-        tokens, log_q, q = candidates(output.logits, plan.width, self._proposal, self._context)
+        tokens, log_q, q = candidates(output, plan.width, self._proposal, self._context)
         if tokens.shape != (plan.stands.shape[0], self.block, plan.width):
             tokens = self._spread(tokens, plan, plan.width, 0)
             log_q = self._spread(log_q, plan, plan.width, -torch.inf)
-        self._tokens = torch.cat((self._tokens, tokens.flatten()[plan.slots]))
-        self._log_q = torch.cat((self._log_q, log_q.flatten()[plan.slots]))
+        self._tokens = torch.cat((self._tokens, tokens.take(plan.slots)))
+        self._log_q.append(log_q.take(plan.slots))
         if q is not None:
             self._keep_q(q, plan)
         if not self._is_whole(output, plan):
@@ -80,7 +80,7 @@ class TemplateTree:
         layout, nodes = self._layout, self._tokens.shape[0]
         parents, depth = layout.parents[:nodes], layout.depth[:nodes]
         ancestors = layout.ancestors[:nodes, :nodes]
-        tokens, log_q, q_row = self._tokens, self._log_q, self._q_row
+        tokens, log_q, q_row = self._tokens, torch.cat(self._log_q), self._q_row
         routes: Tensor | None = layout.routes[:nodes, : len(layout.paths[nodes - 1]) + 1]
         if self._alive is not None:
             routes = None
@@ -147,7 +147,7 @@ class TemplateTree:
         )
 
     def _drop_what_was_not_proposed(self, plan: PassLayout) -> None:
-        proposed = self._log_q.isfinite()
+        proposed = torch.cat(self._log_q).isfinite()
         if self._alive is None and bool(proposed.all()):
             return
         known = self._layout.ancestors[: plan.last, : plan.last]
@@ -158,7 +158,7 @@ class TemplateTree:
         if self._next == len(self._layout.passes):
             return None
         plan = self._layout.passes[self._next]
-        tokens, parents = self._tokens[plan.path], plan.parents
+        tokens, parents = self._tokens.take(plan.path), plan.parents
         if self._alive is None:
             return Frontier(tokens, parents)
         asked, self._blocks = self._blocks, self._alive[plan.stands].nonzero().flatten()
@@ -185,19 +185,20 @@ class _Root(NamedTuple):
 
 
 def candidates(
-    logits: Tensor, width: int, proposal: Proposal, context: RoundContext
+    output: DraftOutput, width: int, proposal: Proposal, context: RoundContext
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``[F, rows, V]`` logits -> tokens and log q, both ``[F, rows, m]``, and q if it counts.
+    """Of a pass: tokens and log q, both ``[F, rows, m]``, and q if it counts.
 
     Tokens come best first, or in the order in which they were drawn. What is not proposed has log
     q ``-inf``; m is less than ``width`` when the vocabulary is.
     """
-    width = min(width, logits.shape[-1])
+    width = min(width, output.logits.shape[-1])
     if proposal == "sampled":
-        return draw_without_replacement(logits, width, context.sampling, context.generator)
-    scores, tokens = logits.float().topk(width, dim=-1)
-    log_q = logits.float().log_softmax(-1).gather(-1, tokens)  # logsumexp takes thrice as long
-    return tokens, log_q.where(scores.isfinite(), -torch.inf), None
+        return draw_without_replacement(output.logits, width, context.sampling, context.generator)
+    log_q, tokens = output.log_probabilities.topk(width, dim=-1)
+    if not output.all_proposed:
+        log_q = log_q.where(log_q.isfinite(), -torch.inf)
+    return tokens, log_q, None
 
 
 def draw_without_replacement(
