@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -55,4 +56,6 @@ def main(into: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    # Not below the environment, whose folder ruff passes over.
+    with tempfile.TemporaryDirectory() as into:
+        sys.exit(main(Path(into)))
