@@ -26,7 +26,7 @@ from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
 
 VOCABULARY = 6
 ROOT = 1
-ROUNDS = 1500
+ROUNDS = 1200
 PARENTS = (-1, 0, 0, 1, 1, 2, 3)
 """Of the trees that rules are tried on: two, two and one below the root, and one below that."""
 

@@ -26,7 +26,7 @@ from falcon_lab.trees.token_tree import TokenTree
 
 VOCABULARY = 12
 ROOT = 7
-ROUNDS = 1200
+ROUNDS = 800
 """Sampled rounds of the statistical test."""
 
 SOURCES: tuple[dict[str, Any], ...] = ({}, {"silent": 0.6}, {"silent": 1.0}, {"rows": 0})
