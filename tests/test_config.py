@@ -148,7 +148,7 @@ def test_a_section_that_is_null_by_default_can_be_given_by_override() -> None:
         ("objectiv.soft=1", "objectiv: unknown key; did you mean 'objective'?"),
         ("target.pretraining.model.hiden=3", "model.hiden: unknown key; did you mean 'hidden'?"),
         ("tree.name=statc", "tree.name: no tree_builder named 'statc'; did you mean 'static'?"),
-        ("glancing.name=null", "glancing.name: is missing; known: csgd, none"),
+        ("glancing.name=null", "glancing.name: is missing; known: csgd, random"),
         ("acceptance.x=1", "acceptance.x: unknown key; acceptance_rule 'auto' has no options"),
         ("data.length=abc", "data.length: Value 'abc' of type 'str' is not a whole number"),
         ("drafter.block=1.5", "drafter.block: Value '1.5' of type 'float' is not a whole number"),

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from falcon_lab import hookimpl
 
 @dataclass
-class MedusaConfig:
+class HeadsConfig:
     heads: int = 3
 
 @hookimpl
 def register_components(register):
-    register.drafter("{name}", "{module}_heavy:build", config=MedusaConfig)
+    register.drafter("{name}", "{module}_heavy:build", config=HeadsConfig)
 """
 
 Install = Callable[..., None]
@@ -70,17 +70,17 @@ def names(components: Components, kind: str = "drafter") -> list[str]:
 
 
 def test_an_installed_plug_in_is_found_beside_the_built_ins(install: Install) -> None:
-    install("falcon-lab-medusa", GOOD, version="2.0", name="medusa")
+    install("falcon-lab-heads", GOOD, version="2.0", name="heads")
     components, messages = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-medusa/medusa"]
-    assert components.provenance("drafter", {"name": "medusa"}) == {
-        "name": "medusa",
-        "distribution": "falcon-lab-medusa",
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert components.provenance("drafter", {"name": "heads"}) == {
+        "name": "heads",
+        "distribution": "falcon-lab-heads",
         "version": "2.0",
     }
-    assert components.check("drafter", {"name": "medusa"}, "drafter")["heads"] == 3
+    assert components.check("drafter", {"name": "heads"}, "drafter")["heads"] == 3
     assert messages == []
-    assert load_experiment(None, ["drafter.name=medusa"]).drafter["heads"] == 3
+    assert load_experiment(None, ["drafter.name=heads"]).drafter["heads"] == 3
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_installed_plug_in_is_found_beside_the_built_ins(install: Install) ->
         (GOOD.replace("register)", "registre)"), "PluginValidationError"),
         (GOOD.replace("register.drafter", "register.draftr"), "has no attribute 'draftr'"),
         (GOOD + "    raise RuntimeError('two\\nlines')\n", "RuntimeError: two lines"),
-        (GOOD.replace("config=MedusaConfig", "config=dict"), "config must be a dataclass"),
+        (GOOD.replace("config=HeadsConfig", "config=dict"), "config must be a dataclass"),
         (GOOD.replace("_heavy:build", "_heavy"), "build must be callable or 'module:name'"),
         (GOOD.replace('"{name}"', '"a/b"'), "drafter name 'a/b': use letters"),
     ],
@@ -102,9 +102,9 @@ def test_a_broken_plug_in_is_reported_and_the_others_work(
     install: Install, source: str, reason: str
 ) -> None:
     install("falcon-lab-broken", source, version="0.3.0")
-    install("falcon-lab-medusa", GOOD, name="medusa")
+    install("falcon-lab-heads", GOOD, name="heads")
     components, [message] = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-medusa/medusa"]
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
     [failure] = components.failures
     assert (failure.distribution, failure.version) == ("falcon-lab-broken", "0.3.0")
     assert reason in failure.error
