@@ -87,10 +87,10 @@ def lead(results: Mapping[str, Any]) -> str:
     h, target = results["hardware"], results["target"] or {}
     machine = h.get("gpu") or f"{h['cpu']}, {h['threads']} of {h['cores']} cores"
     seeds = max(len(row["seeds"]) for row in results["rows"])
+    trainings = "one training of each head" if seeds == 1 else f"{seeds} training seeds"
     return (
         f"{target.get('name')} on {machine}, {str(h.get('dtype') or '').removeprefix('torch.')}, "
-        f"one sequence at a time, {results['protocol']['prompts']} prompts, {seeds} training "
-        "seed(s)."
+        f"one sequence at a time, {results['protocol']['prompts']} prompts, {trainings}."
     )
 
 

@@ -38,6 +38,7 @@ def speed_against_nodes(rows: Sequence[Mapping[str, Any]]) -> str:
                 _line(axis, at, COLOURS[place % len(COLOURS)], STYLES[place // len(COLOURS) % 3])
             axis.axhline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
             axis.set_xscale("symlog", base=2, linthresh=1)
+            axis.xaxis.set_major_formatter("{x:g}")
             axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
             axis.set_xlabel("draft tokens verified per round")
         axes[0].set_ylabel("speed-up over plain decoding")
