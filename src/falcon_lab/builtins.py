@@ -76,18 +76,13 @@ class CsgdConfig:
 
 
 @dataclass
-class RandomConfig:
-    """Glancing at random positions (GLAT, arXiv 2008.07905, §3.2), with GLAT's own ratios."""
+class RandomConfig(CsgdConfig):
+    """Glancing at random positions (GLAT, arXiv 2008.07905, §3.2), with GLAT's own ratios. GLAT
+    leaves revealed positions out of the loss."""
 
     start: float = 0.5
     end: float = 0.3
-    tokens: str = "target"
-    """As CSGD's."""
     revealed_in_loss: bool = False
-    """As CSGD's; GLAT leaves them out."""
-
-    def __post_init__(self) -> None:
-        one_of("tokens", self.tokens, ("target", "data"))
 
 
 @dataclass

@@ -42,6 +42,21 @@ def accept(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> Accepted:
+    """Let a rule accept a path of a tree, and tell the host of it."""
+    found = decide(rule, tree, logits, sampling, generator)
+    if isinstance(found, PaddedAcceptance):
+        return _told(tree, found)
+    tokens = torch.cat((tree.tokens[found.path[1:]], found.next_token[None]))
+    return Accepted(found, tokens, tokens.tolist(), None)
+
+
+def decide(
+    rule: AcceptanceRule,
+    tree: TokenTree,
+    logits: Tensor,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> Acceptance | PaddedAcceptance:
     """Let a rule accept a path of a tree, without waiting for the device if it can.
 
     It never sees the tree's probes, so that none can be accepted.
@@ -51,10 +66,8 @@ def accept(
     if decides_on_device(type(rule)):
         padded = cast(AcceptsOnDevice, rule).accept_padded(tree, logits, sampling, generator)
         if padded is not None:
-            return _told(tree, padded)
-    accepted = rule(tree, logits, sampling, generator)
-    tokens = torch.cat((tree.tokens[accepted.path[1:]], accepted.next_token[None]))
-    return Accepted(accepted, tokens, tokens.tolist(), None)
+            return padded
+    return rule(tree, logits, sampling, generator)
 
 
 @cache

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.accepting import decides_on_device
+from falcon_lab.decoding.accepting import decide
 from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Acceptance, AcceptanceRule, AcceptsOnDevice, PaddedAcceptance
+from falcon_lab.protocols import AcceptanceRule
 from falcon_lab.trees.token_tree import TokenTree
 
 
@@ -50,7 +49,7 @@ def accept_rows(
     """Let every row's rule accept a path of its tree; ``[N, V]`` logits each."""
     decided = []
     for rule, tree, of_tree, generator in zip(rules, trees, logits, generators, strict=True):
-        found = _decide(rule, tree, of_tree, sampling, generator)
+        found = decide(rule, tree, of_tree, sampling, generator)
         on_path = tree.tokens.index_select(0, found.path)
         decided.append(torch.cat((found.path, on_path, found.next_token[None])))
     told = torch.cat(decided).tolist()
@@ -61,20 +60,3 @@ def accept_rows(
         RowAccepted(one, told[first:last])
         for one, (first, last) in zip(decided, pairwise(ends), strict=True)
     ]
-
-
-def _decide(
-    rule: AcceptanceRule,
-    tree: TokenTree,
-    logits: Tensor,
-    sampling: Sampling,
-    generator: torch.Generator,
-) -> Acceptance | PaddedAcceptance:
-    """Without waiting for the device where the rule can; it never sees probes."""
-    if tree.probes:
-        tree, logits = tree.drafts, logits[: tree.drafted + 1]
-    if decides_on_device(type(rule)):
-        padded = cast(AcceptsOnDevice, rule).accept_padded(tree, logits, sampling, generator)
-        if padded is not None:
-            return padded
-    return rule(tree, logits, sampling, generator)

@@ -120,19 +120,24 @@ class FeatureHead(nn.Module):
 
     def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
         """Predict every row, with one random block phase a document (if blocks are aligned)."""
-        return self.predict(inputs, self._draw_phase(inputs), reveal)
+        runs = find_runs(inputs.documents)
+        phase = self._draw_phase(runs, inputs.generator)
+        return first_pass(self, inputs, runs, phase, reveal).prediction
 
     def predict(
         self, inputs: DrafterInputs, phase: Tensor, reveal: Reveal | None = None
     ) -> Prediction:
         """``forward`` at a given ``phase``, ``[B, T]`` long, constant in a document."""
-        return first_pass(self, inputs, phase, reveal).prediction
+        return first_pass(self, inputs, find_runs(inputs.documents), phase, reveal).prediction
 
     def unroll(
         self, inputs: DrafterInputs, reveal: Reveal | None = None, phase: Tensor | None = None
     ) -> Iterator[Prediction]:
         """``forward``, and then what later drafting passes predict, without end (``Unrolls``)."""
-        return unrolled(self, inputs, self._draw_phase(inputs) if phase is None else phase, reveal)
+        runs = find_runs(inputs.documents)
+        if phase is None:
+            phase = self._draw_phase(runs, inputs.generator)
+        return unrolled(self, inputs, runs, phase, reveal)
 
     def compile_training(self, compiler: Compiler = torch.compile) -> None:
         """Send the decoder blocks of a training pass through ``torch.compile``.
@@ -152,11 +157,9 @@ class FeatureHead(nn.Module):
         hidden: Tensor = self.backbone(**rows) if fast is None else fast(**rows)
         return hidden
 
-    def _draw_phase(self, inputs: DrafterInputs) -> Tensor:
-        runs: Runs = find_runs(inputs.documents)
+    def _draw_phase(self, runs: Runs, generator: torch.Generator) -> Tensor:
         if not self.aligned:
             return torch.zeros_like(runs.number)
-        generator = inputs.generator
         phases = torch.randint(
             self.block, (runs.count,), generator=generator, device=generator.device
         )

@@ -17,7 +17,6 @@ from falcon_lab.drafters.relaxed_mask import (
     Runs,
     divide,
     find_anchors,
-    find_runs,
     query_mask,
     relaxed_causal_mask,
 )
@@ -61,6 +60,7 @@ class FirstPass:
 def first_pass(
     head: FeatureHead,
     inputs: DrafterInputs,
+    runs: Runs,
     phase: Tensor,
     reveal: Reveal | None = None,
     kept: KeptRows | None = None,
@@ -70,6 +70,7 @@ def first_pass(
     Args:
         head: what predicts.
         inputs: packed documents.
+        runs: where each of them is.
         phase: ``[B, T]`` long, constant in a document.
         reveal: labels that are shown.
         kept: takes the keys and values of the T rows, for later passes.
@@ -82,7 +83,6 @@ def first_pass(
             f"a glance shows the target's features, and {type(head).__name__} reads hidden states "
             "of its layers; set glancing.name=none"
         )
-    runs = find_runs(inputs.documents)
     blocks = divide(runs, inputs.positions, phase, head.block)
     rows = _Batch(head, inputs, runs, blocks, kept)
     return rows.by_blocks(reveal) if head.offsets is None else rows.by_queries(reveal)

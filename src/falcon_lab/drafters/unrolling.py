@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.head_training import FirstPass, Rows, first_pass
-from falcon_lab.drafters.relaxed_mask import find_anchors
+from falcon_lab.drafters.relaxed_mask import Runs, find_anchors
 from falcon_lab.protocols import DrafterInputs, Prediction, Reveal
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def unrolled(
-    head: FeatureHead, inputs: DrafterInputs, phase: Tensor, reveal: Reveal | None = None
+    head: FeatureHead,
+    inputs: DrafterInputs,
+    runs: Runs,
+    phase: Tensor,
+    reveal: Reveal | None = None,
 ) -> Iterator[Prediction]:
     """The predictions of a round's passes, one after the other, without end.
 
@@ -37,11 +41,12 @@ def unrolled(
     Args:
         head: what predicts.
         inputs: packed documents.
+        runs: where each of them is.
         phase: ``[B, T]`` long, constant in a document.
         reveal: labels that the first pass is shown.
     """
     kept = KeptRows()
-    first = first_pass(head, inputs, phase, reveal, kept)
+    first = first_pass(head, inputs, runs, phase, reveal, kept)
     yield first.prediction
     branches = Branches(head, inputs, first, kept)
     while True:

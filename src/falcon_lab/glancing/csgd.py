@@ -9,32 +9,16 @@ Shapes: B batch, R prediction rows, G blocks of the whole batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
-
 import torch
 from torch import Tensor
 
 from falcon_lab.distillation.blocks import complete_blocks, number_blocks
-from falcon_lab.protocols import BuildContext, GlanceRows
-
-if TYPE_CHECKING:
-    from falcon_lab.builtins import CsgdConfig
+from falcon_lab.glancing.falling import Falling
+from falcon_lab.protocols import GlanceRows
 
 
-class Csgd:
+class Csgd(Falling):
     """The schedule of ``CsgdConfig``."""
-
-    def __init__(self, config: CsgdConfig, context: BuildContext) -> None:
-        self.token_source = cast(Literal["target", "data"], config.tokens)
-        self.keep_revealed_in_loss = config.revealed_in_loss
-        self._start, self._end = config.start, config.end
-        self._possible = context.block != 1  # a block of one row has no proper prefix
-
-    def ratio(self, progress: float) -> float:
-        """λ falls linearly from ``start`` to ``end``; 0 where k = 1."""
-        if not self._possible:
-            return 0.0
-        return linear(self._start, self._end, progress)
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
         """Show round(ratio · wrong rows) rows of each sequence, as far as its blocks suffice.
@@ -49,11 +33,6 @@ class Csgd:
         full = complete_blocks(rows.valid, number, sequence.shape[0], rows.block)
         prefix = _draw_prefixes(sequence, full, wanted, rows.block, generator)
         return rows.valid & (rows.slot < prefix[number])
-
-
-def linear(start: float, end: float, progress: float) -> float:
-    """From ``start`` to ``end`` as ``progress`` goes from 0 to 1, and no further."""
-    return start + (end - start) * min(max(progress, 0.0), 1.0)
 
 
 def _draw_prefixes(

@@ -8,30 +8,15 @@ Shapes: B batch, R prediction rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
-
 import torch
 from torch import Tensor
 
-from falcon_lab.glancing.csgd import linear
-from falcon_lab.protocols import BuildContext, GlanceRows
-
-if TYPE_CHECKING:
-    from falcon_lab.builtins import RandomConfig
+from falcon_lab.glancing.falling import Falling
+from falcon_lab.protocols import GlanceRows
 
 
-class RandomGlancing:
+class RandomGlancing(Falling):
     """The schedule of ``RandomConfig``."""
-
-    def __init__(self, config: RandomConfig, context: BuildContext) -> None:
-        self.token_source = cast(Literal["target", "data"], config.tokens)
-        self.keep_revealed_in_loss = config.revealed_in_loss
-        self._start, self._end = config.start, config.end
-        self._possible = context.block != 1  # there, a row that is shown has nobody to help
-
-    def ratio(self, progress: float) -> float:
-        """λ goes linearly from ``start`` to ``end``; 0 where k = 1."""
-        return linear(self._start, self._end, progress) if self._possible else 0.0
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
         """Show round(ratio · wrong rows) of each sequence's rows that count, any of them."""

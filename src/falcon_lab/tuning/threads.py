@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING
 
-import torch
-
+from falcon_lab.benchmarking.scaling import once
+from falcon_lab.benchmarking.scaling_probes import verifying
 from falcon_lab.evaluation.benchmark import torch_threads
 from falcon_lab.reporting.provenance import usable_cores
-from falcon_lab.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from falcon_lab.targets.kv_cache import KVCache
     from falcon_lab.targets.target import Target
 
 ROUNDS = 30
@@ -36,7 +33,7 @@ class ThreadCost:
     Attributes:
         threads: how many.
         step: a pass over one token.
-        verify: a pass over a chain.
+        verify: a pass over a tree.
     """
 
     threads: int
@@ -56,27 +53,25 @@ def thread_counts(cores: int) -> list[int]:
 
 
 def time_threads(target: Target, counts: Sequence[int], nodes: int = NODES) -> list[ThreadCost]:
-    """Time a step and the verification of a chain with each number of threads, in turns.
+    """Time a step and the verification of a tree with each number of threads, in turns.
 
     Args:
         target: on a CPU.
         counts: to try.
-        nodes: of the chain, the root counted.
+        nodes: of the tree, the root counted.
     """
     context = min(CONTEXT, target.max_positions - nodes)
-    chain = _chain(nodes)
-    cache = target.new_cache(context + nodes)
-    target.prefill(torch.arange(context) % target.vocab_size, cache)
-    taken: dict[int, tuple[list[float], list[float]]] = {count: ([], []) for count in counts}
+    passes = [verifying(target, "context", context, context, size) for size in (1, nodes)]
+    taken: dict[int, list[list[float]]] = {count: [] for count in counts}
     for turn in range(ROUNDS + 1):
-        for count, (steps, verified) in taken.items():
+        for count, turns in taken.items():
             with torch_threads(count):
-                step = _seconds(lambda: target.step(chain.tokens[0], cache), cache)
-                verify = _seconds(lambda: target.verify(chain, cache), cache)
+                seconds = [once(timed, target.device) for timed in passes]
             if turn:  # the first one warms up, and compiles
-                steps.append(step)
-                verified.append(verify)
-    return [ThreadCost(count, median(s), median(v)) for count, (s, v) in taken.items()]
+                turns.append(seconds)
+    return [
+        ThreadCost(count, *map(median, zip(*turns, strict=True))) for count, turns in taken.items()
+    ]
 
 
 def fastest(costs: Sequence[ThreadCost]) -> ThreadCost:
@@ -98,24 +93,3 @@ def choose_threads(target: Target, announce: Callable[[str], None]) -> int:
     )
     announce(f"threads, a step and {NODES} rows: {listed}; taking {best.threads}")
     return best.threads
-
-
-def _chain(nodes: int) -> TokenTree:
-    parents = torch.arange(nodes) - 1
-    return TokenTree(
-        tokens=torch.arange(nodes),
-        parents=parents,
-        depth=torch.arange(nodes),
-        ancestors=torch.ones(nodes, nodes, dtype=torch.bool).tril(),
-        proposal="deterministic",
-        log_q=torch.zeros(nodes),
-    )
-
-
-def _seconds(run: Callable[[], object], cache: KVCache) -> float:
-    """Seconds of a pass, after which the cache is as before."""
-    before, start = cache.length, perf_counter()
-    run()
-    taken = perf_counter() - start
-    cache.truncate(before)
-    return taken
