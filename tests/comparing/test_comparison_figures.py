@@ -15,6 +15,7 @@ def test_times_are_taken_over_all_seeds_and_tokens_before_they_are_divided() -> 
     # plain: 12 s for 2 x 7 tokens; fast: 3 s for 2 x 8, and 6 s for 2 x 7
     assert fast["speedup"]["ratio"] == pytest.approx((12 / 14) / (9 / 30))
     assert slow["speedup"]["ratio"] == pytest.approx(1.0)
+    assert fast["round_steps"] == pytest.approx((9 / 14) / (12 / 14))
     assert fast["by_seed"][0]["speedup"] == pytest.approx((12 / 14) / (3 / 16))
     assert fast["by_seed"][1]["speedup"] == pytest.approx((12 / 14) / (6 / 14))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from comparisons import measured, results
 from falcon_lab.comparing.page import headline, render, write_page
-from falcon_lab.comparing.picture import speed_against_nodes
-from falcon_lab.comparing.table import ROWS, format_comparison, warnings
+from falcon_lab.comparing.picture import NODES, ROUND, speed_against
+from falcon_lab.comparing.table import DETAILS, ROWS, format_comparison, warnings
 
 
 def line_of(head: str, text: str) -> str:
@@ -26,13 +26,18 @@ def test_the_table_has_every_head_at_every_budget_and_temperature_the_fastest_fi
     ]
 
 
-def test_a_row_has_speed_tau_both_ways_alpha_split_memory_and_acceptance() -> None:
+def test_a_row_has_speed_tau_both_ways_alpha_round_and_split() -> None:
     text = format_comparison(results())
     assert re.split(r"\s{2,}", text.splitlines()[0].strip()) == list(ROWS)
     line = line_of("fast", text)
     assert "2.86× [2.00, 4.57]" in line
-    for figure in ("1.86", "0.86", "46.2", "1.0", "yes"):
+    for figure in ("1.86", "0.86", "46.2", "0.75", "20/60", "yes"):
         assert figure in line.split()
+
+
+def test_acceptance_by_position_and_memory_stand_in_a_table_of_their_own() -> None:
+    _, _, table = format_comparison(results()).partition(DETAILS[3])
+    assert re.split(r"\s{2,}", line_of("fast", table))[-2:] == ["43 43 0 0", "1.0"]
 
 
 def test_the_heads_are_listed_with_what_training_took_and_their_best_budget() -> None:
@@ -64,7 +69,7 @@ def test_a_lossy_head_is_labelled_wherever_it_is_named() -> None:
     assert line_of("fast", text).startswith("fast (lossy)")
     assert "fast uses a lossy rule" in text
     assert "fast (lossy)" in headline(shown)
-    assert "fast (lossy)" in speed_against_nodes(shown["rows"])
+    assert "fast (lossy)" in speed_against(NODES, shown["rows"])
     assert "fast uses a lossy rule" in render(shown)
 
 
@@ -81,10 +86,11 @@ def test_what_must_be_known_first_is_said() -> None:
 
 
 def test_the_picture_has_a_panel_a_temperature_and_a_line_a_head() -> None:
-    svg = speed_against_nodes(results()["rows"])
-    for words in ("greedy", "temperature 1", "fast", "slow", "draft tokens verified per round"):
-        assert words in svg
-    assert speed_against_nodes([]) == ""
+    for what in (NODES, ROUND):
+        svg = speed_against(what, results()["rows"])
+        for words in ("greedy", "temperature 1", "fast", "slow", what[1]):
+            assert words in svg
+        assert speed_against(what, []) == ""
 
 
 def test_the_report_is_one_file_with_every_part(tmp_path: Path) -> None:

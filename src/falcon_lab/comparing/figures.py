@@ -56,6 +56,11 @@ def faster(table: Sums, than: Sums) -> Sums:
     return time_per_token_ratio(than[:2], table[:2])
 
 
+def round_steps(table: Sums, plain: Sums) -> Sums:
+    """Time of a round in steps of plain decoding: what its tokens have to make up for."""
+    return np.asarray((table[0] / table[3]) / (plain[0] / plain[1]))
+
+
 RATIOS: dict[str, Callable[[Sums, Sums], Sums]] = {
     "speedup": faster,
     "tau": lambda a, b: tau(a) / tau(b),
@@ -115,6 +120,7 @@ def _row(
         "speedup": asdict(resampled(faster, table, plain)),
         **kept,
         "intervals": intervals,
+        "round_steps": float(round_steps(whole(table), whole(plain))) if drafts else None,
         "peak_bytes": next((p for c in cells if (p := measured.peaks.get(c)) is not None), None),
         "by_seed": {
             cell.seed: _of_seed(table[:, [place]], plain, drafts)
@@ -123,10 +129,15 @@ def _row(
     }
 
 
+def whole(table: Sums) -> Sums:
+    """``[5]``: over all seeds and prompts."""
+    return np.asarray(table.sum(axis=(1, 2)))
+
+
 def _of_seed(table: Sums, plain: Sums, drafts: bool) -> dict[str, float | None]:
-    whole = table.sum(axis=(1, 2))
-    found: dict[str, float | None] = {"speedup": float(faster(whole, plain.sum(axis=(1, 2))))}
-    return found | {n: float(value(whole)) if drafts else None for n, value in VALUES.items()}
+    all_of_it = whole(table)
+    found: dict[str, float | None] = {"speedup": float(faster(all_of_it, whole(plain)))}
+    return found | {n: float(value(all_of_it)) if drafts else None for n, value in VALUES.items()}
 
 
 def pairs(measured: Measured) -> list[dict[str, Any]]:

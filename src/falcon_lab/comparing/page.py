@@ -10,7 +10,7 @@ from typing import Any
 from falcon_lab.comparing import table as text
 from falcon_lab.comparing.budgets import BEST
 from falcon_lab.comparing.paper import LABELS
-from falcon_lab.comparing.picture import speed_against_nodes
+from falcon_lab.comparing.picture import NODES, ROUND, speed_against
 from falcon_lab.evaluation.metrics import DEFINITIONS
 from falcon_lab.evaluation.table import NOTHING, speedup_text
 from falcon_lab.reporting.comparison import figure, table
@@ -51,11 +51,12 @@ def render(results: Mapping[str, Any]) -> str:
     parts = (
         header(f"{title} · {results['date'][:10]}", headline(results), lead(results)),
         banner(warnings) if warnings else "",
-        _picture(results),
+        _pictures(results),
         _rows(results),
         _ahead(results),
         _paper(results),
         _heads(results),
+        _details(results),
         _protocol(results),
         "<h2>What the figures mean</h2>\n" + listing({key: DEFINITIONS[key] for key in DEFINED}),
         _provenance(results),
@@ -94,19 +95,40 @@ def lead(results: Mapping[str, Any]) -> str:
     )
 
 
-def _picture(results: Mapping[str, Any]) -> str:
-    return "<h2>Speed-up against nodes</h2>\n" + figure(
-        speed_against_nodes(results["rows"]),
-        "Bands: 95 % interval over training seeds and prompts. Stars: each head's own best tree.",
+def _pictures(results: Mapping[str, Any]) -> str:
+    return "\n".join(
+        (
+            "<h2>Speed-up against nodes</h2>",
+            figure(
+                speed_against(NODES, results["rows"]),
+                "Bands: 95 % interval over training seeds and prompts. Stars: each head's own best "
+                "tree.",
+            ),
+            "<h2>Speed-up against the time of a round</h2>",
+            figure(
+                speed_against(ROUND, results["rows"]),
+                "The same measurements. Up is more tokens a round, left is cheaper rounds.",
+            ),
+        )
     )
 
 
 def _rows(results: Mapping[str, Any]) -> str:
-    rows = []
-    best = {row["budget"]: row for row in reversed(text.ordered(results["rows"]))}
-    for row in text.ordered(results["rows"]):
-        rows.append((row is best[row["budget"]], [escape(cell) for cell in text.cells(row)]))
-    return "<h2>Comparison</h2>\n" + table([escape(name) for name in text.ROWS], rows)
+    rows = text.ordered(results["rows"])
+    fastest = {(row["temperature"], row["budget"]): row for row in reversed(rows)}.values()
+    shown = [
+        (any(row is top for top in fastest), [escape(cell) for cell in text.cells(row)])
+        for row in rows
+    ]
+    return "<h2>Comparison</h2>\n" + table([escape(name) for name in text.ROWS], shown)
+
+
+def _details(results: Mapping[str, Any]) -> str:
+    shown = [
+        (False, [escape(cell) for cell in text.detail_cells(row)])
+        for row in text.ordered(results["rows"])
+    ]
+    return "<h2>Acceptance and memory</h2>\n" + table(text.DETAILS, shown)
 
 
 def _ahead(results: Mapping[str, Any]) -> str:

@@ -27,12 +27,11 @@ ROWS = (
     "α %",
     "nodes",
     "passes",
-    "draft %",
-    "verify %",
-    "MiB",
+    "round",
+    "draft/verify %",
     "identical",
-    "accepted at 1, 2, … %",
 )
+DETAILS = ("head", "budget", "T", "accepted at 1, 2, … %", "MiB")
 HEADS = ("head", "k", "parameters", "seeds", "training tokens", "training s", "best")
 ORDER = ("order", "the paper", "ours [95 %]", "verdict")
 MIB = 2**20
@@ -46,6 +45,7 @@ def format_comparison(results: Mapping[str, Any]) -> str:
     """
     blocks = [
         align([ROWS, *(cells(row) for row in ordered(results["rows"]))]),
+        align([DETAILS, *(detail_cells(row) for row in ordered(results["rows"]))]),
         align([HEADS, *(head_cells(name, head) for name, head in results["heads"].items())]),
         "\n".join(ahead(results)),
     ]
@@ -66,23 +66,32 @@ def ordered(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A head with a budget."""
     split = row["time_split"] or {}
-    peak = row["peak_bytes"]
     return (
-        named(row["head"], row["lossless"]),
-        row["budget"],
-        f"{row['temperature']:g}",
+        *_place(row),
         speedup_text(row["speedup"]),
         number(row["tau"], 2),
         number(row["tau_draft"], 2),
         NOTHING if row["alpha"] is None else number(100 * row["alpha"], 1),
         number(row["nodes_per_round"], 1),
         number(row["passes_per_round"], 1),
-        number(split.get("draft"), 0),
-        number(split.get("verify"), 0),
-        NOTHING if peak is None else number(peak / MIB, 1),
+        number(row["round_steps"], 2),
+        f"{number(split.get('draft'), 0)}/{number(split.get('verify'), 0)}",
         identical_text({**row, "prompts": row["prompts"] * len(row["seeds"])}),
-        " ".join(percent(share) for share in row["acceptance"]) or NOTHING,
     )
+
+
+def detail_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """More of a head with a budget."""
+    peak = row["peak_bytes"]
+    return (
+        *_place(row),
+        " ".join(percent(share) for share in row["acceptance"]) or NOTHING,
+        NOTHING if peak is None else number(peak / MIB, 1),
+    )
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return named(row["head"], row["lossless"]), row["budget"], f"{row['temperature']:g}"
 
 
 def named(head: str, lossless: bool) -> str:
@@ -167,7 +176,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         "intervals are a bootstrap",
         "over training seeds and prompts. τ counts the target's own token, τ draft does not; "
         "α = accepted/(accepted + rounds).",
-        "MiB: memory of one more answer at its highest point. best: chosen on other prompts.",
+        "round: its time in steps of plain decoding. MiB: memory of one more answer at its highest "
+        "point. best: chosen on other prompts.",
     ]
     return notes + [f"! {line}" for line in warnings(results)]
 
