@@ -107,8 +107,8 @@ def _pictures(results: Mapping[str, Any]) -> str:
             "<h2>Speed-up against the time of a round</h2>",
             figure(
                 speed_against(ROUND, results["rows"]),
-                "The same measurements: speed-up is tokens a round over the time of a round, so of two "
-                "heads at one height the left one writes fewer tokens in cheaper rounds.",
+                "The same measurements: speed-up is tokens a round over the time of a round, so of "
+                "two heads at one height the left one writes fewer tokens in cheaper rounds.",
             ),
         )
     )
