@@ -12,7 +12,7 @@ import pytest
 from fakes.recording import Repeating
 from falcon_lab.benchmarking import gpu_shape, machine
 from falcon_lab.errors import FalconLabError
-from running import ROOT
+from running import EXPERIMENTS, ROOT, run
 
 
 @pytest.fixture
@@ -103,6 +103,27 @@ def test_a_target_and_its_drafter_are_trained_once_and_measured(
     identical = results["measured"]["T=0"]["methods"]["chain depth=4"]["identical_share"]
     assert identical == 1
     assert "T=0" in capsys.readouterr().out
+
+
+def test_the_comparison_for_a_gpu_runs_on_the_target_that_was_trained(
+    script: Any, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    script.main(["real", "toy", f"work={work}", "until=target"], tmp_path)
+    small = {
+        "target": [f"name={work / 'target'}", "dtype=float32", "device=cpu", "attention=sdpa"],
+        "data": [f"corpus={work / 'sources.jsonl'}", "length=64", "batch_size=2", "documents=40"],
+        "trainer": ["max_steps=2", "precision=32-true", "accelerator=cpu"],
+        "evaluation": ["max_new_tokens=6", "prompts.limit=1", "prompts.prompt_tokens=12"],
+        "decoding": ["compile=none"],
+    }
+    words = [f"{part}.{word}" for part, of_part in small.items() for word in of_part]
+    words += [f"out={tmp_path / 'out'}", "only=[falcon,lookup]", "budgets=[chain-4]"]
+    run("compare", EXPERIMENTS / "compare-gpu.yaml", *words)
+    results = read(tmp_path / "out" / "compare-gpu.json")
+    assert results["target"]["name"] == str(work / "target")
+    assert [row["head"] for row in results["rows"]] == ["falcon", "lookup"]
+    assert all(row["identical_share"] == 1 for row in results["rows"])
 
 
 def test_steps_are_those_that_fit_into_the_time(script: Any, tmp_path: Path) -> None:
