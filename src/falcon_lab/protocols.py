@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from falcon_lab.compiling.ahead import PassCompiler
+    from falcon_lab.compiling.recording import Recorder
     from falcon_lab.decoding.sampling import Sampling
     from falcon_lab.trees.token_tree import TokenTree
 
@@ -234,6 +236,41 @@ class KeepsRows(Protocol):
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Expect such a sequence."""
+        ...
+
+
+@runtime_checkable
+class Compilable(Protocol):
+    """What a ``Drafter`` also has whose passes can be compiled (``decoding.compile``).
+
+    ``falcon_lab.compiling`` has what its passes may be made of: ``ahead`` and ``rows`` on a CPU,
+    ``recording`` and ``graphs`` on a GPU.
+    """
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether they are."""
+        ...
+
+    def compiled(
+        self,
+        announce: Callable[[str], None],
+        compiler: PassCompiler = ...,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """The same drafter with the same weights, drafting through compiled passes.
+
+        One that cannot have them says why in one line, and gives itself.
+
+        Args:
+            announce: takes one line for the user at a time.
+            compiler: makes the passes on a CPU (``compile_ahead``).
+            recorder: captures graphs; None: on a GPU alone (``recorder_for``).
+        """
+        ...
+
+    def prepare(self, longest: int) -> None:
+        """Compile what rounds need that add up to so many tokens, before they are timed."""
         ...
 
 

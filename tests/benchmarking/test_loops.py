@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fakes.compiling import Pretend
 from falcon_lab.benchmarking.loops import EAGER, LEAN, contest
 from falcon_lab.benchmarking.methods import PLAIN
 from falcon_lab.config import load_experiment
 from falcon_lab.plugins import load_components
+from falcon_lab.testing.compiling import Pretend
 from tiny_models import tiny_target
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from falcon_lab.config import load_experiment
 from falcon_lab.errors import FalconLabError
+from falcon_lab.evaluation import engines
 from falcon_lab.evaluation.engines import Methods, build_methods, label
 from falcon_lab.plugins import Components, load_components
 from saved_models import save_untrained
@@ -61,6 +62,17 @@ def test_a_rows_own_parts_win_and_are_told(
         "controller": "fixed",
     }
     assert all(each["distribution"] == "falcon-lab" for each in brought.values())
+
+
+@pytest.mark.parametrize("asked", ["none", "drafter"])
+def test_it_is_told_whether_a_drafter_is_compiled(
+    asked: str, target: Any, components: Components, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "prepare", lambda engine: None)  # that would take a minute
+    wanted = [f"decoding.compile={asked}", "evaluation.methods.tree.optional=false"]
+    experiment = load_experiment(None, wanted, components=components)
+    found = build_methods(experiment, target, components, saved)
+    assert found.provenance["tree"]["drafter"]["compiled"] is (asked == "drafter")
 
 
 def test_another_drafters_folder_can_be_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -238,6 +239,24 @@ class Short(Mine):
         super().observe(observation)
 
 
+class Miscompiled(Mine):
+    """Says something else once it is compiled."""
+
+    is_compiled = False
+
+    def compiled(self, announce: Any, compiler: Any = None, recorder: Any = None) -> Any:
+        other = copy.copy(self)
+        other.is_compiled = True
+        return other
+
+    def prepare(self, longest: int) -> None:
+        pass
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        found = super().draft(frontier)
+        return DraftOutput(found.logits + self.is_compiled * found.logits.sin())
+
+
 class WithoutBlock(Mine):
     block = 0
 
@@ -280,6 +299,7 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a text that is remembered": (Remembering, "a second text"),
     "branches that mix": (MixingBranches, "a frontier of several"),
     "memory that falls": (Falling, "kv_bytes"),
+    "passes that are compiled wrong": (Miscompiled, "drafts through compiled passes"),
     "labels one too far": (changed(label=lambda p: p.label + 1), "Prediction.label"),
     "sources one too old": (changed(source=lambda p: p.source - 1), "Prediction.label"),
     "slots that do not exist": (changed(slot=lambda p: p.slot + 1), "Prediction.slot"),

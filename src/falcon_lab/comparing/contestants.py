@@ -12,7 +12,7 @@ from torch import nn
 
 from falcon_lab.comparing.budgets import NodeBudget
 from falcon_lab.comparing.plan import Head, Plan
-from falcon_lab.compiling.choice import choose_drafter
+from falcon_lab.compiling.choice import choose_drafter, is_compiled
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
@@ -171,7 +171,8 @@ def provenance_of(contestant: Contestant, components: Components) -> dict[str, A
     """Kind of component -> name, distribution and version."""
     own = contestant.head.experiment
     nodes = {key: getattr(own, key) for key in KINDS}
-    return {"drafter": components.provenance("drafter", contestant.node)} | {
+    made = components.provenance("drafter", contestant.node)
+    return {"drafter": {**made, "compiled": is_compiled(contestant.drafter)}} | {
         key: components.provenance(KINDS[key], node) for key, node in nodes.items()
     }
 

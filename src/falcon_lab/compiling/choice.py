@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self, runtime_checkable
-
 from falcon_lab.compiling.ahead import Announce
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.protocols import Drafter
+from falcon_lab.protocols import Compilable, Drafter, is_trainable
 from falcon_lab.schema import DecodingConfig
 from falcon_lab.targets.target import Target
-
-
-@runtime_checkable
-class Compilable(Protocol):
-    """A drafter that can compile its passes."""
-
-    def compiled(self, announce: Announce) -> Self:
-        """The same drafter with the same weights, drafting through compiled passes."""
-        ...
-
-    def prepare(self, longest: int) -> None:
-        """Compile what rounds need that add up to so many tokens, before they are timed."""
-        ...
 
 
 def choose_target(target: Target, decoding: DecodingConfig, announce: Announce) -> Target:
@@ -37,7 +22,19 @@ def prepare(engine: SpeculativeEngine) -> None:
 
 
 def choose_drafter(drafter: Drafter, decoding: DecodingConfig, announce: Announce) -> Drafter:
-    """The drafter as it is, or with compiled passes if it can have them."""
-    if decoding.compile == "none" or not isinstance(drafter, Compilable):
+    """The drafter as it is, or with compiled passes if it can have them.
+
+    One that has weights and cannot says so.
+    """
+    if decoding.compile == "none":
         return drafter
-    return drafter.compiled(announce)
+    if isinstance(drafter, Compilable):
+        return drafter.compiled(announce)
+    if is_trainable(drafter):
+        announce(f"{type(drafter).__name__} is not compiled: it has no passes that could be")
+    return drafter
+
+
+def is_compiled(drafter: Drafter) -> bool:
+    """Whether a drafter has compiled passes."""
+    return isinstance(drafter, Compilable) and drafter.is_compiled

@@ -12,16 +12,21 @@ V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.recording import Recorder, recorder_for
 from falcon_lab.distillation.compiling import Compiled, Compiler
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_batch import HeadSequences
+from falcon_lab.drafters.head_compiled import CompiledPass, CompiledPasses
 from falcon_lab.drafters.head_decoding import Decoding
+from falcon_lab.drafters.head_graphs import GraphPasses
 from falcon_lab.drafters.head_passes import Passes
 from falcon_lab.drafters.head_training import Rows, first_pass
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
@@ -200,6 +205,53 @@ class FeatureHead(nn.Module):
     def draft(self, frontier: Frontier) -> DraftOutput:
         """One pass: the last k rows (the root), or F blocks of draft tokens."""
         return self._decoding.draft(frontier)
+
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """The same head and weights where they are, drafting through compiled passes.
+
+        On a GPU they are CUDA graphs, and one sequence is drafted for at a time. A pass is traced
+        through ``join``, ``fuse.until``, ``backbone`` and ``logits`` as the head has them. A head
+        with ``offsets`` says that it has none, and stays as it is.
+
+        Args:
+            announce: takes one line for the user at a time.
+            compiler: makes the passes on a CPU.
+            recorder: captures graphs; None: on a GPU alone.
+        """
+        recorder = recorder or recorder_for(next(self.parameters()).device)
+        if reason := self._uncompilable(graphs=recorder is not None):
+            announce(f"{type(self).__name__} is not compiled: {reason}")
+            return self
+        other = copy.copy(self)
+        if recorder is None:
+            other.passes = CompiledPasses(self, announce, compiler)
+        else:
+            other.passes = GraphPasses(self, announce, recorder)
+        other._decoding = Decoding(other)
+        return other
+
+    def _uncompilable(self, *, graphs: bool) -> str | None:
+        """Why there can be no compiled passes, if so."""
+        if self.offsets is not None:
+            return "it asks for its predictions by queries of its own"
+        if self.backbone.window is not None and not graphs:
+            return "its decoder blocks have a sliding window"
+        return None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether its passes are compiled."""
+        return self.passes.at_once is not None
+
+    def prepare(self, longest: int) -> None:
+        """Compile the passes of rounds of up to so many new rows now, if they are to be."""
+        if isinstance(at_once := self.passes.at_once, CompiledPass):
+            at_once.prepare(longest)
 
     def sequences(self, rows: int, positions: int, tree: TreeBuilder) -> HeadSequences:
         """Places for ``rows`` sequences that are drafted for in one call."""

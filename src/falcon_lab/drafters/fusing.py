@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from falcon_lab.compiling.lstm import Unrolled
 from falcon_lab.drafters.lanes import Lanes
 from falcon_lab.drafters.relaxed_mask import Runs
 
@@ -33,7 +34,7 @@ State = tuple[Tensor, Tensor]
 class Fusing(nn.Module):
     """Rows ``[D, L, C]`` to ``[D, L, W]``, each by itself: as they are, unless a subclass says so.
 
-    One that remembers earlier rows overrides all of the methods.
+    One that remembers earlier rows overrides all of the methods but ``until``, which serves any.
     """
 
     def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
@@ -43,6 +44,22 @@ class Fusing(nn.Module):
         that remember nothing).
         """
         return rows, None
+
+    def until(self, rows: Tensor, state: State | None, last: Tensor) -> tuple[Tensor, State | None]:
+        """``forward`` as a compiler takes it in, and the state after row ``last``, ``[1]`` long.
+
+        Without a ``state`` nothing is remembered.
+        """
+        if state is None:
+            return self(rows, None)[0], None
+        fused, states = [], []
+        for row in rows.split(1, dim=1):
+            one, state = self(row, state)
+            assert state is not None
+            fused.append(one)
+            states.append(state)
+        after = [torch.stack(parts).index_select(0, last)[0] for parts in zip(*states, strict=True)]
+        return torch.cat(fused, 1), (after[0], after[1])
 
     def padded(
         self, rows: Tensor, lengths: Sequence[int], state: State | None
@@ -78,6 +95,7 @@ class Fuse(Fusing):
     def __init__(self, kind: str, hidden: int, *, layers: int, dropout: float) -> None:
         super().__init__()
         self.kind = kind
+        self.hidden, self.layers = hidden, layers
         self.mix: nn.Module
         if kind == "linear":
             self.mix = nn.Linear(2 * hidden, hidden)
@@ -97,6 +115,18 @@ class Fuse(Fusing):
             with _plain_kernels():
                 return self.mix(rows, state)
         return self.mix(rows, state)
+
+    def until(self, rows: Tensor, state: State | None, last: Tensor) -> tuple[Tensor, State | None]:
+        """As ``Fusing``."""
+        if self.kind == "linear":
+            return super().until(rows, state, last)
+        rows, lstm = rows.to(next(self.mix.parameters()).dtype), Unrolled(self.mix)
+        if state is not None:
+            fused, hidden, cell = lstm(rows, *state, last)
+            return fused, (hidden, cell)
+        alone = rows.reshape(-1, 1, rows.shape[-1])
+        nothing = rows.new_zeros(self.layers, alone.shape[0], self.hidden)
+        return lstm(alone, nothing, nothing, last * 0)[0].view(*rows.shape[:-1], -1), None
 
     def padded(
         self, rows: Tensor, lengths: Sequence[int], state: State | None

@@ -39,7 +39,7 @@ class Pass:
 
     Attributes:
         features: ``[F, k, H]`` predicted features.
-        state: LSTM state after each block's last row.
+        state: of the fuse after each block's last row.
         visible: ``[F, P]`` bool, the provisional blocks on the way to each block, itself too.
         depth: passes since the root.
         chain: whether every block so far was the only one of its pass.
@@ -59,7 +59,7 @@ class Begun:
     Attributes:
         features: ``[1, k, H]`` predicted features.
         length: L.
-        state: LSTM state after row L - 1.
+        state: of the fuse after row L - 1.
         recent: ``[1, up to k, H]``, the newest rows, fused.
     """
 
@@ -132,7 +132,7 @@ class Decoding:
 
     def _root_at_once(self, at_once: WholePass, cache: GrowingCache) -> DraftOutput | None:
         block, recent, state = self._block, self._recent, self._state
-        if len(self._pending) != 1 or recent is None or state is None:
+        if len(self._pending) != 1 or recent is None:
             return None
         tokens = self._pending[0].tokens
         length = self._length + tokens.shape[0]
@@ -164,19 +164,15 @@ class Decoding:
     def _blocks_at_once(
         self, at_once: WholePass, cache: GrowingCache, frontier: Frontier
     ) -> DraftOutput | None:
-        last, block = self._last, self._block
-        if (
-            last is None
-            or last.state is None
-            or not at_once.takes(frontier.tokens, 0, self._length)
-        ):
+        last, block, recent = self._last, self._block, self._recent
+        if last is None or recent is None or not at_once.takes(frontier.tokens, 0, self._length):
             return None
         features, state = last.features, last.state
         count, chain = frontier.tokens.shape[0], last.chain and frontier.tokens.shape[0] == 1
         visible, mask = last.visible, None
         if not chain:
             features = features[frontier.parents]
-            state = (state[0][:, frontier.parents], state[1][:, frontier.parents])
+            state = branch(state, frontier.parents)
             own = torch.eye(count, dtype=torch.bool, device=features.device)
             visible = torch.cat([visible[frontier.parents], own], dim=1)
             mask = self._block_mask(visible, chain)
@@ -190,7 +186,7 @@ class Decoding:
             frontier.tokens,
             features,
             state,
-            features[0, :0],
+            recent[0, :0],
             self._block_positions(begin, count)[0],
             None if mask is None else mask[0],
             cache,

@@ -7,14 +7,18 @@ joined row, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from falcon_lab.drafters.fusing import Fusing, State
 from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from falcon_lab.drafters.feature_head import FeatureHead
 
 
 class AtOnce(NamedTuple):
@@ -24,13 +28,13 @@ class AtOnce(NamedTuple):
         hidden: ``[N, H]``.
         logits: ``[N, V]``.
         fused: ``[D, L, H]``, the rows as they went into the decoder blocks.
-        state: after each sequence's last row.
+        state: of the fuse after each sequence's last row, if it remembers any.
     """
 
     hidden: Tensor
     logits: Tensor
     fused: Tensor
-    state: State
+    state: State | None
 
 
 class WholePass(Protocol):
@@ -45,7 +49,7 @@ class WholePass(Protocol):
         self,
         tokens: Tensor,
         features: Tensor,
-        state: State,
+        state: State | None,
         older: Tensor,
         positions: Tensor,
         mask: Tensor | None,
@@ -113,3 +117,9 @@ class Passes:
             embeddings=rows, positions=positions, mask=mask, cache=cache
         )
         return hidden
+
+
+def feature_dtype(drafter: FeatureHead) -> torch.dtype:
+    """What holds the target's features as well as the head's own, which take their places."""
+    own = next(drafter.backbone.parameters()).dtype
+    return torch.promote_types(drafter.host.dtype, own)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.compiling.ahead import Announce
-from falcon_lab.compiling.choice import choose_drafter, prepare
+from falcon_lab.compiling.choice import choose_drafter, is_compiled, prepare
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
@@ -95,7 +95,8 @@ def add_method(
     }
     drafting = choose_drafter(drafter, experiment.decoding, announce)
     methods.engines[name] = engine_of(drafting, nodes, experiment, target, components)
-    methods.provenance[name] = {"drafter": components.provenance("drafter", node)} | {
+    made = components.provenance("drafter", node)
+    methods.provenance[name] = {"drafter": {**made, "compiled": is_compiled(drafting)}} | {
         key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
     }
     methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])

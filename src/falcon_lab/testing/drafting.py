@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.protocols import Drafter, DraftOutput, Frontier, KeepsRows, Observation, TapsLayers
+from falcon_lab.protocols import (
+    Compilable,
+    Drafter,
+    DraftOutput,
+    Frontier,
+    KeepsRows,
+    Observation,
+    TapsLayers,
+)
+from falcon_lab.testing.compiling import Pretend, Repeating
 from falcon_lab.testing.conversation import Case, Conversation, expanded
 
 ROWS = 17
@@ -318,6 +327,37 @@ def check_reserved_memory(case: Case) -> None:
     )
 
 
+def check_compiled_passes(case: Case) -> None:
+    """``Compilable``: the drafts are those of the modules, as compiled passes and as graphs."""
+    if not isinstance(case.fresh(), Compilable):
+        return
+
+    def quiet(line: str) -> None:
+        """What is compiled is of no interest here."""
+
+    for name, recorder in (("compiled passes", None), ("passes replayed as graphs", Repeating())):
+        ends = []
+        for compiled in (True, False):
+            drafter = case.fresh()
+            if compiled:
+                drafter = drafter.compiled(quiet, Pretend(), recorder)
+                drafter.prepare(drafter.block + 1)
+            found = []
+            for number in (25, 26):  # a second text finds what the first one has left
+                talk = Conversation(drafter, case.text(drafter, ROWS, number=number))
+                for new in (6, 1, 3, 2, 5):
+                    talk.observe(new)
+                    found += talk.round(case.subject.generator(27))
+            ends.append(found)
+        _same_rounds(
+            case,
+            f"drafts through {name}",
+            ends,
+            "a compiled pass does what the modules do, for every number of rows: look at padding, "
+            "positions and masks",
+        )
+
+
 def _same_rounds(case: Case, what: str, rounds: Sequence[Sequence[DraftOutput]], fix: str) -> None:
     ours, expected = rounds
     case.subject.expect(
@@ -341,4 +381,5 @@ CHECKS: list[tuple[str, Any]] = [
     ("that reset forgets", check_that_reset_forgets),
     ("that branches are chains", check_that_branches_are_chains),
     ("the memory that it reserves", check_reserved_memory),
+    ("that compiled passes say the same", check_compiled_passes),
 ]

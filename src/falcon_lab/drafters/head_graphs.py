@@ -1,13 +1,14 @@
-"""Falcon's passes as CUDA graphs, each from tokens to logits.
+"""A head's passes as CUDA graphs, each from tokens to logits.
 
 Shapes: D sequences (the root's one, or F branches), L rows of a sequence, O older rows before them,
-R = O + D·L rows of a pass, N of them asked for predictions, W columns of a mask, M layers of the
-LSTM, H hidden, V vocabulary.
+R = O + D·L rows of a pass, N of them asked for predictions, W columns of a mask, C channels of a
+fused row, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,31 +18,30 @@ from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRo
 from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
-from falcon_lab.drafters.head_passes import AtOnce, Passes
+from falcon_lab.drafters.head_passes import AtOnce, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from falcon_lab.drafters.falcon import FalconDrafter
+    from falcon_lab.drafters.feature_head import FeatureHead
 
 
 class GraphPasses(Passes):
     """A round's passes as graphs; prompts go through the modules.
 
     Args:
-        drafter: where its weights are to stay.
+        drafter: without queries of its own, where its weights are to stay.
         announce: takes one line for the user, if there can be no graphs.
         recorder: captures.
         step: as of ``GraphStorage``.
     """
 
     def __init__(
-        self, drafter: FalconDrafter, announce: Announce, recorder: Recorder, *, step: int = STEP
+        self, drafter: FeatureHead, announce: Announce, recorder: Recorder, *, step: int = STEP
     ) -> None:
         super().__init__(drafter.fuse, drafter.backbone)
         attempts = Attempts("drafter", recorder, announce)
         self._storage = GraphStorage(drafter.backbone, attempts, step)
-        if drafter.config.fuse == "lstm" and drafter.offsets is None:
-            self.at_once = GraphPass(drafter, self._storage)
+        self.at_once = GraphPass(drafter, self._storage)
 
     def capacity(self, rows: int) -> int:
         """As ``Passes``."""
@@ -60,17 +60,18 @@ class GraphPasses(Passes):
 class GraphPass:
     """A pass from tokens to logits, as ``CompiledPass`` does it.
 
-    Rows are not padded: the LSTM would have to take every one of them after the other, and reads
+    Rows are not padded: an LSTM would have to take every one of them after the other, and reads
     its weights anew for each.
 
     Args:
-        drafter: with an LSTM, and without queries of its own.
+        drafter: without queries of its own.
         storage: where its caches come from.
     """
 
-    def __init__(self, drafter: FalconDrafter, storage: GraphStorage) -> None:
+    def __init__(self, drafter: FeatureHead, storage: GraphStorage) -> None:
         self._drafter = drafter
         self._storage = storage
+        self._dtype = feature_dtype(drafter)
         self._inputs: dict[tuple[int, ...], tuple[_Inputs, Tail]] = {}
 
     def takes(self, tokens: Tensor, older: int, start: int) -> bool:
@@ -81,7 +82,7 @@ class GraphPass:
         self,
         tokens: Tensor,
         features: Tensor,
-        state: State,
+        state: State | None,
         older: Tensor,
         positions: Tensor,
         mask: Tensor | None,
@@ -93,22 +94,23 @@ class GraphPass:
         Args:
             tokens: ``[D, L]`` long.
             features: ``[D, L, H]``.
-            state: of the LSTM before each sequence.
-            older: ``[O, H]`` rows fused before, computed once more ahead of the others.
+            state: of the fuse before each sequence.
+            older: ``[O, C]`` rows fused before, computed once more ahead of the others.
             positions: ``[R]`` long.
             mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
             cache: earlier rows.
             asked: N, the last rows of R.
         """
-        given = _Inputs(tokens, features, *state, older, positions)
+        features = features.to(self._dtype)
+        given = _Inputs(tokens, features, older, positions, state or ())
         outputs = self._replayed(given, mask, cache, asked)
         if outputs is None:
             outputs = self._pass(given, None if mask is None else mask[None], cache, asked)
         else:
             cache.advance(positions.shape[0])
             outputs = tuple(output.clone() for output in outputs)
-        found, logits, fused, hidden, cell = outputs
-        return AtOnce(found, logits, fused, (hidden, cell))
+        found, logits, fused, *after = outputs
+        return AtOnce(found, logits, fused, (after[0], after[1]) if after else None)
 
     def _replayed(
         self, given: _Inputs, mask: Tensor | None, cache: KVCache, asked: int
@@ -123,8 +125,7 @@ class GraphPass:
         if key not in self._inputs:
             self._inputs[key] = given.blank(), Tail.empty(new, before, given.tokens.device)
         inputs, tail = self._inputs[key]
-        for buffer, value in zip(inputs, given, strict=True):
-            buffer.copy_(value)
+        inputs.take(given)
         tail.fill(mask, new, cache.length)
 
         def body(rows: StaticRows, seen: Tensor) -> Outputs:
@@ -136,33 +137,46 @@ class GraphPass:
         """As the modules do it: ``AtOnce``, flat."""
         drafter = self._drafter
         joined = drafter.join(given.tokens, given.features)
-        fused, state = drafter.fuse(joined, (given.hidden, given.cell))
+        before = (given.state[0], given.state[1]) if given.state else None
+        fused, state = drafter.fuse(joined, before)
         rows = torch.cat((given.older, fused.flatten(0, 1)))
         found = drafter.backbone(
             embeddings=rows[None], positions=given.positions[None], mask=mask, cache=cache
         )[0, -asked:]
-        return (found, drafter.logits(found), fused, *state)
+        return (found, drafter.logits(found), fused, *(state or ()))
 
 
-class _Inputs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Inputs:
     """What a pass reads, beside where its rows go and whom they see.
 
     Attributes:
         tokens: ``[D, L]`` long.
         features: ``[D, L, H]``.
-        hidden, cell: ``[M, D, H]``.
-        older: ``[O, H]``.
+        older: ``[O, C]``.
         positions: ``[R]`` long.
+        state: of the fuse, in as many parts as it has.
     """
 
     tokens: Tensor
     features: Tensor
-    hidden: Tensor
-    cell: Tensor
     older: Tensor
     positions: Tensor
+    state: tuple[Tensor, ...]
 
     def blank(self) -> _Inputs:
         """The same in shape, at addresses of their own."""
         with torch.inference_mode(False):
-            return _Inputs(*(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in self))
+            tokens, features, older, positions, *state = [
+                torch.zeros(part.shape, dtype=part.dtype, device=part.device) for part in self._all
+            ]
+            return _Inputs(tokens, features, older, positions, tuple(state))
+
+    def take(self, other: _Inputs) -> None:
+        """Copy another one's values in."""
+        for buffer, value in zip(self._all, other._all, strict=True):
+            buffer.copy_(value)
+
+    @property
+    def _all(self) -> tuple[Tensor, ...]:
+        return (self.tokens, self.features, self.older, self.positions, *self.state)

@@ -1,8 +1,8 @@
-"""Falcon's drafting passes compiled, each from tokens to logits.
+"""A head's drafting passes compiled, each from tokens to logits.
 
 Shapes: D sequences (the root's one, or F branches), L rows of a sequence, O older rows before them,
 R = O + D·L rows of a pass, N of them asked for predictions, W columns of a mask, S keys, k block,
-M layers of the LSTM, H hidden, V vocabulary.
+C channels of a fused row, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
-from falcon_lab.compiling.lstm import Unrolled
 from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, size_for
 from falcon_lab.drafters.fusing import State
-from falcon_lab.drafters.head_passes import AtOnce, Passes
+from falcon_lab.drafters.head_passes import AtOnce, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from falcon_lab.drafters.falcon import FalconDrafter
+    from falcon_lab.drafters.feature_head import FeatureHead
 
 LONGEST = 16
-"""Rows of a sequence, and sequences, up to which a pass is compiled: its recurrence is written out
+"""Rows of a sequence, and sequences, up to which a pass is compiled: a recurrence is written out
 row after row."""
 
 
@@ -32,7 +31,7 @@ class CompiledPasses(Passes):
     """A round's passes compiled, each from tokens to logits; prompts go through the modules.
 
     Args:
-        drafter: with an LSTM, and without queries of its own.
+        drafter: without queries of its own, or a sliding window.
         announce: takes one line for the user at a time.
         compiler: makes the passes.
     """
@@ -40,11 +39,10 @@ class CompiledPasses(Passes):
     spare = SPARE
 
     def __init__(
-        self, drafter: FalconDrafter, announce: Announce, compiler: PassCompiler = compile_ahead
+        self, drafter: FeatureHead, announce: Announce, compiler: PassCompiler = compile_ahead
     ) -> None:
         super().__init__(drafter.fuse, drafter.backbone)
-        if drafter.config.fuse == "lstm" and drafter.offsets is None:
-            self.at_once = CompiledPass(drafter, announce, compiler)
+        self.at_once = CompiledPass(drafter, announce, compiler)
 
 
 class CompiledPass:
@@ -56,7 +54,7 @@ class CompiledPass:
         compiler: makes the passes.
     """
 
-    def __init__(self, drafter: FalconDrafter, announce: Announce, compiler: PassCompiler) -> None:
+    def __init__(self, drafter: FeatureHead, announce: Announce, compiler: PassCompiler) -> None:
         self._traced = Traced(drafter)
         self._block = drafter.block
         self._keys = Keys(drafter.backbone)
@@ -65,7 +63,7 @@ class CompiledPass:
         self._passes: dict[tuple[int, ...], Compiled] = {}
         self._all = torch.ones(4 * LONGEST, 4 * LONGEST, dtype=torch.bool)
         self._index = torch.arange(4 * LONGEST)
-        self._dtype: torch.dtype = drafter.host.dtype
+        self._dtype = feature_dtype(drafter)
 
     def prepare(self, longest: int) -> None:
         """Compile or load the passes of rounds in which up to so many rows are new.
@@ -90,7 +88,7 @@ class CompiledPass:
         self,
         tokens: Tensor,
         features: Tensor,
-        state: State,
+        state: State | None,
         older: Tensor,
         positions: Tensor,
         mask: Tensor | None,
@@ -102,8 +100,8 @@ class CompiledPass:
         Args:
             tokens: ``[D, L]`` long.
             features: ``[D, L, H]``.
-            state: of the LSTM before each sequence.
-            older: ``[O, H]`` rows fused before, computed once more ahead of the others.
+            state: of the fuse before each sequence.
+            older: ``[O, C]`` rows fused before, computed once more ahead of the others.
             positions: ``[R]`` long.
             mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
             cache: earlier rows.
@@ -113,13 +111,13 @@ class CompiledPass:
         wide, before = size_for(count), older.shape[0]
         # Branches stand one below the other, so padding may only follow the last of them.
         long = length if length <= self._block else size_for(length)
-        hidden, cell = state
+        remembered: tuple[Tensor, ...] = state or ()
         features = features.to(self._dtype)
         if (wide, long) != (count, length):
             more = (0, long - length, 0, wide - count)
             tokens = functional.pad(tokens, more)
             features = functional.pad(features, (0, 0, *more))
-            hidden, cell = (functional.pad(part, (0, 0, 0, wide - count)) for part in state)
+            remembered = tuple(functional.pad(part, (0, 0, 0, wide - count)) for part in remembered)
         new = before + count * length
         size = before + wide * long
         mask = self._all[:new, :new] if mask is None else mask
@@ -127,14 +125,16 @@ class CompiledPass:
             positions, mask = _padded(positions, mask, size - new)
         keys, values = cache.tensors()
         last, rows = self._index[length - 1 : length], self._index[new - asked : new]
-        small = [tokens, features, hidden, cell, older, positions, mask, last, rows]
+        small = [tokens, features, *remembered, older, positions, mask, last, rows]
         inputs = [*small, self._keys.columns(cache.length + size), *keys, *values]
         run = self._pass((wide, long, before, asked))
-        found, logits, fused, hidden, cell = run(inputs)
+        found, logits, fused, *after = run(inputs)
         cache.advance(new)
         if wide > count:
-            hidden, cell = hidden[:, :count], cell[:, :count]
-        return AtOnce(found, logits, fused[:count, :length], (hidden, cell))
+            after = [part[:, :count] for part in after]
+        return AtOnce(
+            found, logits, fused[:count, :length], (after[0], after[1]) if after else None
+        )
 
     def _pass(self, shape: tuple[int, int, int, int]) -> Compiled:
         """The pass for D, L, O and N, whatever the context and the width of the mask."""
@@ -146,11 +146,11 @@ class CompiledPass:
 
     def _compile(self, wide: int, long: int, before: int, asked: int) -> Compiled:
         rows = before + wide * long
-        state, fused = self._traced.state(wide), self._traced.fused
+        tokens, features, fused, state = self._traced.example(wide, long, self._dtype)
         example = (
-            torch.zeros(wide, long, dtype=torch.long),
-            fused.new_zeros(wide, long, fused.shape[-1], dtype=self._dtype),
-            *state,
+            tokens,
+            features,
+            state,
             fused.new_zeros(before, fused.shape[-1]),
             torch.zeros(rows, dtype=torch.long),
             torch.ones(rows, rows + 1, dtype=torch.bool),  # one would be taken for a constant
@@ -159,11 +159,11 @@ class CompiledPass:
         )
         keys, values, columns, shapes = self._keys.example(rows)
         width = torch.export.Dim("width", min=1, max=2**16)
-        mask = {1: width}
+        fixed: tuple[Any, ...] = ({}, {}, [{} for _ in state], {}, {}, {1: width}, {}, {})
         return self._compiler(
             self._traced,
             (*example, columns, keys, values),
-            ({}, {}, {}, {}, {}, {}, mask, {}, {}, shapes.columns, shapes.rows, shapes.rows),
+            (*fixed, shapes.columns, shapes.rows, shapes.rows),
             name=f"drafter-{wide}-by-{long}-after-{before}-rows-for-{asked}",
             announce=self._announce,
         )
@@ -172,27 +172,28 @@ class CompiledPass:
 class Traced(nn.Module):
     """What is traced."""
 
-    def __init__(self, drafter: FalconDrafter) -> None:
+    def __init__(self, drafter: FeatureHead) -> None:
         super().__init__()
-        self.lstm = Unrolled(drafter.fuse.mix)
-        self.backbone = drafter.backbone
-        mix: Any = drafter.fuse.mix
-        self.fused = mix.weight_hh_l0.new_zeros(mix.hidden_size)  # what a fused row is like
-        self.layers: int = mix.num_layers
-        self._join = drafter.join
-        self._logits = drafter.logits
+        self.drafter = drafter
 
-    def state(self, sequences: int) -> tuple[Tensor, Tensor]:
-        """A state of the LSTM for so many sequences."""
-        shape = self.layers, sequences, self.fused.shape[-1]
-        return self.fused.new_zeros(shape), self.fused.new_zeros(shape)
+    @torch.no_grad()
+    def example(
+        self, sequences: int, length: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Tokens ``[D, L]``, features ``[D, L, H]``, fused rows ``[D, 1, C]`` and a state, like
+        those that a pass is about."""
+        drafter = self.drafter
+        tokens = torch.zeros(sequences, length, dtype=torch.long)
+        width = drafter.backbone.config.hidden_size
+        features = torch.zeros(sequences, length, width, dtype=dtype)
+        fused, state = drafter.fuse(drafter.join(tokens[:, :1], features[:, :1]), None)
+        return tokens, features, fused, [part.clone() for part in state or ()]
 
     def forward(
         self,
         tokens: Tensor,
         features: Tensor,
-        hidden: Tensor,
-        cell: Tensor,
+        state: list[Tensor],
         older: Tensor,
         positions: Tensor,
         mask: Tensor,
@@ -203,16 +204,18 @@ class Traced(nn.Module):
         values: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """``columns``: ``[S]``; ``last`` and ``asked``: the rows for the state and the logits."""
-        joined = self._join(tokens, features)
-        fused, hidden, cell = self.lstm(joined.to(hidden.dtype), hidden, cell, last)
+        drafter = self.drafter
+        joined = drafter.join(tokens, features)
+        before = (state[0], state[1]) if state else None
+        fused, after = drafter.fuse.until(joined, before, last)
         rows = torch.cat((older, fused.flatten(0, 1)))
-        found = self.backbone(
+        found = drafter.backbone(
             embeddings=rows[None],
             positions=positions[None],
             mask=mask[None],
             cache=Slices(keys, values, columns, rows.shape[0]),
         )[0].index_select(0, asked)
-        return found, self._logits(found), fused, hidden, cell
+        return found, drafter.logits(found), fused, *(after or ())
 
 
 def _padded(positions: Tensor, mask: Tensor, more: int) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fakes.compiling import Pretend
+from fakes.compiling import traced
 from fakes.decoding import chain, generate, plain, speculative
-from falcon_cases import drafter, rows
+from falcon_cases import HIDDEN, drafter, rows
 from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.drafters.feature_head import FeatureHead
+from falcon_lab.drafters.fusing import Fusing, State
 from falcon_lab.protocols import BuildContext, Frontier, Observation
+from falcon_lab.targets.backbone import Backbone
+from falcon_lab.testing.compiling import Pretend
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_target
 
@@ -23,7 +28,7 @@ def _pair(**options: Any) -> tuple[FalconDrafter, FalconDrafter, Pretend]:
     return made, made.compiled(lambda line: None, compiler), compiler
 
 
-def _rounds(made: FalconDrafter, lengths: list[int]) -> list[Any]:
+def _rounds(made: FeatureHead, lengths: list[int]) -> list[Any]:
     """Logits and features of rounds of four passes, the last three of them branching."""
     generator = torch.Generator().manual_seed(0)
     tokens, features = rows(sum(lengths), 0)
@@ -41,13 +46,21 @@ def _rounds(made: FalconDrafter, lengths: list[int]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("phase", ["aligned", "absolute"])
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"phase": "aligned"},
+        {"phase": "absolute", "layers": 2},
+        {"phase": "absolute", "family": "gpt2"},
+        {"fuse": "linear", "family": "gemma3"},
+        {"fuse": "lstm_positionwise"},
+    ],
+)
 def test_compiled_passes_predict_what_the_modules_predict(
-    block: int, phase: str, layers: int
+    block: int, options: dict[str, Any]
 ) -> None:
-    made, compiled, compiler = _pair(block=block, phase=phase, layers=layers)
+    made, compiled, compiler = _pair(block=block, **options)
     lengths = [20, 1, 2, 3, 5, 8, 1, 1, 18, 4]
     for ours, theirs in zip(_rounds(compiled, lengths), _rounds(made, lengths), strict=True):
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
@@ -56,14 +69,45 @@ def test_compiled_passes_predict_what_the_modules_predict(
     assert compiler.calls == 4 * len(lengths) - 2
 
 
-@pytest.mark.parametrize(
-    "options", [{"fuse": "linear"}, {"fuse": "lstm_positionwise"}, {"query": "newest"}]
-)
-def test_what_has_no_compiled_pass_goes_through_the_modules(options: dict[str, Any]) -> None:
-    made, compiled, compiler = _pair(block=2, **options)
+def test_a_head_with_queries_of_its_own_says_so_and_goes_through_the_modules() -> None:
+    made, compiler, said = drafter(block=2, query="newest"), Pretend(), list[str]()
+    compiled = made.compiled(said.append, compiler)
     for ours, theirs in zip(_rounds(compiled, [5, 1, 3]), _rounds(made, [5, 1, 3]), strict=True):
         assert torch.equal(ours.logits, theirs.logits)
     assert compiler.calls == 0
+    assert not compiled.is_compiled
+    assert said == [
+        "FalconDrafter is not compiled: it asks for its predictions by queries of its own"
+    ]
+
+
+class Counting(Fusing):
+    """Remembers how many rows there were, and the last of them."""
+
+    def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+        seen = rows.cumsum(1) + (0 if state is None else state[0][0].unsqueeze(1))
+        return seen[..., :HIDDEN] + seen[..., HIDDEN:], (
+            seen[:, -1:].transpose(0, 1),
+            rows[None, :, -1],
+        )
+
+
+def test_a_fuse_of_somebody_else_s_is_compiled_with_its_state() -> None:
+    target, compiler = tiny_target("llama"), Pretend()
+    head = FeatureHead(target, Counting(), Backbone.short(target.config, 1), block=2).eval()
+    compiled = head.compiled(lambda line: None, compiler)
+    lengths = [5, 3, 1, 4]
+    for ours, theirs in zip(_rounds(compiled, lengths), _rounds(head, lengths), strict=True):
+        assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
+    assert compiler.calls == 4 * len(lengths) - 1
+
+
+@pytest.mark.parametrize("fuse", ["linear", "lstm", "lstm_positionwise"])
+def test_the_passes_of_every_fuse_can_be_traced(fuse: str) -> None:
+    made = drafter(block=2, fuse=fuse)
+    compiled = made.compiled(lambda line: None, traced)
+    for ours, theirs in zip(_rounds(compiled, [5, 3]), _rounds(made, [5, 3]), strict=True):
+        assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
 
 
 def test_a_pass_is_compiled_once_for_rounds_of_like_length() -> None:
@@ -76,18 +120,20 @@ def test_a_pass_is_compiled_once_for_rounds_of_like_length() -> None:
 def test_compiled_drafters_share_the_weights_and_leave_the_modules_drafting() -> None:
     made, compiled, compiler = _pair(block=2)
     assert compiled.fuse is made.fuse
+    assert (compiled.is_compiled, made.is_compiled) == (True, False)
     _rounds(made, [20, 3])
     assert compiler.calls == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-@pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize(("block", "fuse"), [(1, "linear"), (1, "lstm"), (2, "lstm"), (3, "lstm")])
 def test_greedy_speculation_with_everything_compiled_writes_the_target_s_text(
-    family: str, block: int
+    family: str, block: int, fuse: str
 ) -> None:
     target, compiler = tiny_target(family, vocab=12), Pretend()
     torch.manual_seed(3)
-    made = FalconDrafter(FalconConfig(block=block), BuildContext(host=target)).eval()
+    config = FalconConfig(block=block, fuse=fuse)
+    made = FalconDrafter(config, BuildContext(host=target)).eval()
     fast = target.compiled(lambda line: None, compiler)
     falcon = made.compiled(lambda line: None, compiler)
     for tree in (chain(2 * block), named("auto", block), named("vicuna", block)):

@@ -53,10 +53,14 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
         assert torch.allclose(one.features, other.features, atol=1e-6)
 
 
-@pytest.mark.parametrize("phase", ["aligned", "absolute"])
+@pytest.mark.parametrize(
+    "options", [{}, {"phase": "absolute"}, {"fuse": "linear"}, {"fuse": "lstm_positionwise"}]
+)
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
-def test_replayed_passes_predict_what_the_modules_predict(block: int, phase: str) -> None:
-    made, recorder = drafter(block=block, phase=phase), Repeating()
+def test_replayed_passes_predict_what_the_modules_predict(
+    block: int, options: dict[str, Any]
+) -> None:
+    made, recorder = drafter(block=block, **options), Repeating()
     replayed = made.compiled(quiet, recorder=recorder)
     for seed in (0, 1):
         same(rounds(replayed, LENGTHS, seed), rounds(made, LENGTHS, seed))
@@ -64,13 +68,13 @@ def test_replayed_passes_predict_what_the_modules_predict(block: int, phase: str
     assert recorder.replays == 2 * (4 * len(LENGTHS) - 1)
 
 
-@pytest.mark.parametrize(
-    "options", [{"fuse": "linear"}, {"fuse": "lstm_positionwise"}, {"query": "newest"}]
-)
-def test_what_has_no_graph_goes_through_the_modules(options: dict[str, Any]) -> None:
-    made, recorder = drafter(block=2, **options), Repeating()
-    same(rounds(made.compiled(quiet, recorder=recorder), [5, 1, 3]), rounds(made, [5, 1, 3]))
+def test_a_head_with_queries_of_its_own_says_so_and_goes_through_the_modules() -> None:
+    made, recorder, said = drafter(block=2, query="newest"), Repeating(), list[str]()
+    same(rounds(made.compiled(said.append, recorder=recorder), [5, 1, 3]), rounds(made, [5, 1, 3]))
     assert recorder.captures == 0
+    assert said == [
+        "FalconDrafter is not compiled: it asks for its predictions by queries of its own"
+    ]
 
 
 def test_a_second_sequence_finds_memory_and_graphs_ready() -> None:
