@@ -11,14 +11,13 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from falcon_lab.builtins import CsgdConfig, FalconConfig, FalconObjectiveConfig
+from falcon_lab import testing
+from falcon_lab.builtins import FalconConfig
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation.module import Distillation
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.glancing.csgd import Csgd
-from falcon_lab.objectives.falcon import FalconObjective
 from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import DistillationConfig, OptimizerConfig
+from falcon_lab.testing.texts import packed
 from tiny_models import tiny_target
 
 QUIET = {
@@ -34,11 +33,7 @@ def batch(index: int, *, size: int = 2, length: int = 24) -> Batch:
     generator = torch.Generator().manual_seed(index)
     tokens = torch.randint(2, 64, (size, length), generator=generator)
     cut = length // 3
-    documents = torch.zeros(size, length, dtype=torch.long)
-    documents[:, cut:] = 1
-    positions = torch.cat([torch.arange(cut), torch.arange(length - cut)]).expand(size, -1)
-    mask = torch.ones(size, length, dtype=torch.bool)
-    return Batch(tokens, mask, documents, positions, torch.tensor(index))
+    return packed([[row[:cut], row[cut:]] for row in tokens])._replace(index=torch.tensor(index))
 
 
 class Batches:
@@ -99,23 +94,19 @@ def distillation(
     if drafter is None:
         torch.manual_seed(1)
         drafter = FalconDrafter(FalconConfig(**options), BuildContext(target))
-    context = BuildContext(target, block=drafter.block)
-    config = DistillationConfig(
-        optimizer=OptimizerConfig(lr=lr, warmup_steps=2),
+    return testing.distillation(
+        target,
+        drafter,
+        objective=objective,
+        schedule=glancing or {"name": "csgd"},
+        steps=max_steps,
+        seed=7,
+        lr=lr,
         noise=noise,
         repeats=repeats,
         unroll=unroll,
         compile=compiled,
         checkpoint_every=3,
-    )
-    return Distillation(
-        target,
-        drafter,
-        objective or FalconObjective(FalconObjectiveConfig(), context),
-        glancing or Csgd(CsgdConfig(), context),
-        config,
-        seed=7,
-        max_steps=max_steps,
         hyperparameters={"name": "test", "nested": {"k": 2}},
     )
 

@@ -22,7 +22,15 @@ from falcon_lab.components import KINDS, Component, Components, Failure
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.hookspecs import PROJECT, Builder
 
-__all__ = ["KINDS", "Component", "Components", "Failure", "PluginWarning", "load_components"]
+__all__ = [
+    "KINDS",
+    "Component",
+    "Components",
+    "Failure",
+    "PluginWarning",
+    "load_components",
+    "registered_by",
+]
 
 ALLOW_LIST = "FALCON_LAB_PLUGINS"
 """Environment variable: the only distributions whose plug-ins are loaded, comma-separated. Empty
@@ -31,11 +39,11 @@ leaves the built-ins alone; unset loads everything."""
 
 def load_components() -> Components:
     """The built-in components and those of every installed plug-in that loads."""
-    components = _registered(builtins, "falcon-lab", __version__)
+    components = registered_by(builtins, "falcon-lab", __version__)
     failures = []
     for entry_point, distribution, version in _plugins():
         try:
-            components += _registered(entry_point.load(), distribution, version)
+            components += registered_by(entry_point.load(), distribution, version)
         except (Exception, SystemExit) as error:  # a plug-in may do anything when imported
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             failures.append(Failure(distribution, version, entry_point.name, reason))
@@ -72,7 +80,7 @@ def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def _registered(module: Any, distribution: str, version: str) -> list[Component]:
+def registered_by(module: Any, distribution: str, version: str) -> list[Component]:
     """What one plug-in registers; all of it or, when it raises, nothing.
 
     Each plug-in gets a manager of its own, so that what one of them breaks stays with it.

@@ -9,26 +9,60 @@ Every check takes a YAML node, whose plug-in must be installed, or a function th
 component from a ``BuildContext``. It makes tiny targets in memory, needs neither a test runner nor
 a network nor a GPU, and is seeded. What does not hold is a ``ContractError``, which is an
 ``AssertionError``: it says what was expected, what was found, and what to do.
+
+The rest is for tests of a component's own, with or without a test runner: tiny targets, engines and
+the texts that they write, whether sampled text fits the target (``fit``), a few steps of
+distillation (``distil``), and a distribution's components as if it were installed.
 """
 
 from __future__ import annotations
 
 from falcon_lab.testing.acceptance_rules import check_acceptance
 from falcon_lab.testing.controllers import check_controller
+from falcon_lab.testing.decoding import (
+    TREES,
+    accepted,
+    build_drafter,
+    engine,
+    fit,
+    lossless_rounds,
+    plain_text,
+    write,
+    write_together,
+)
+from falcon_lab.testing.distilling import distil, distillation, own_texts
+from falcon_lab.testing.distributions import check_distribution, components_of
 from falcon_lab.testing.drafters import check_drafter
 from falcon_lab.testing.objectives import check_objective
 from falcon_lab.testing.schedules import check_schedule
 from falcon_lab.testing.subject import ContractError
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.texts import packed, training_inputs
 from falcon_lab.testing.tree_builders import check_tree_builder
 
 __all__ = [
+    "TREES",
     "ContractError",
+    "accepted",
+    "build_drafter",
     "check_acceptance",
     "check_controller",
+    "check_distribution",
     "check_drafter",
     "check_objective",
     "check_schedule",
     "check_tree_builder",
+    "components_of",
+    "distil",
+    "distillation",
+    "engine",
+    "fit",
+    "lossless_rounds",
+    "own_texts",
+    "packed",
+    "plain_text",
     "tiny_target",
+    "training_inputs",
+    "write",
+    "write_together",
 ]

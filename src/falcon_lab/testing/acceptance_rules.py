@@ -17,8 +17,9 @@ from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import Acceptance, AcceptsOnDevice, BuildContext
 from falcon_lab.targets.target import Target
+from falcon_lab.testing.decoding import engine
 from falcon_lab.testing.outcomes import TokenTable, expect_distribution
-from falcon_lab.testing.speculating import engine, expect_greedy
+from falcon_lab.testing.speculating import expect_greedy
 from falcon_lab.testing.standing import Wandering
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
@@ -268,4 +269,5 @@ def check_decoding(subject: Subject, target: Target) -> None:
     """Greedy text with it."""
     drafter = Wandering(target.vocab_size, 2)
     rule = subject.build(BuildContext.of(target, drafter))
-    expect_greedy(subject, target, engine(subject, target, drafter, rule=rule), "the rule")
+    made = engine(target, drafter, rule=rule, components=subject.components)
+    expect_greedy(subject, target, made, "the rule")

@@ -13,7 +13,8 @@ import torch
 
 from falcon_lab.protocols import Budget, BuildContext, DraftOutput, RoundOutcome
 from falcon_lab.targets.target import Target
-from falcon_lab.testing.speculating import engine, expect_greedy, expect_whole
+from falcon_lab.testing.decoding import engine
+from falcon_lab.testing.speculating import expect_greedy, expect_whole
 from falcon_lab.testing.standing import Wandering
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
@@ -141,6 +142,7 @@ def check_decoding(subject: Subject, target: Target, block: int) -> None:
     for node in ({"name": "chain", "depth": 6}, {"name": "dynamic", "nodes": 10}):
         drafter = Wandering(target.vocab_size, block)
         made = subject.build(BuildContext.of(target, drafter))
-        decoding = engine(subject, target, drafter, tree=node, controller=made)
+        known = subject.components
+        decoding = engine(target, drafter, tree=node, controller=made, components=known)
         expect_greedy(subject, target, decoding, f"the controller and {node['name']}")
     expect_whole(subject, target, decoding, "the controller")

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.protocols import BuildContext, Drafter, DraftOutput, Frontier
 from falcon_lab.targets.target import Target
+from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.subject import Subject
 from falcon_lab.testing.texts import Text, random_tokens
 
@@ -40,14 +42,11 @@ class Case:
 
     def stirred(self, drafter: Any) -> Any:
         """The drafter with other weights, in evaluation mode; one without weights as it is."""
-        if not isinstance(drafter, torch.nn.Module):
-            return drafter
-        generator = self.subject.generator(1)
-        with torch.no_grad():
-            for weight in drafter.parameters():
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.add_((STIRRED * noise).to(weight))
-        return drafter.eval()
+        return stirred(drafter, STIRRED, self.subject.generator(1))
+
+    def engine(self, drafter: Drafter, **parts: Any) -> SpeculativeEngine:
+        """An engine of that drafter, with ``parts`` as ``decoding.engine`` has them."""
+        return engine(self.target, drafter, components=self.subject.components, **parts)
 
     def text(self, drafter: Drafter, rows: int, number: int = 2) -> Text:
         """A random text that gives so many rows."""

@@ -12,10 +12,19 @@ UNLIKELY = 1e-5
 """A fit that is worse than this by chance is taken for a fault."""
 
 
+OFTEN = 5
+"""Outcomes of a cell that are expected at least, for it to count by itself."""
+
+
+def common(exact: Tensor, samples: int) -> Tensor:
+    """Which cells of ``[V] * d`` count by themselves, of so many samples."""
+    return exact.double() / exact.double().sum() * samples >= OFTEN
+
+
 def chi_square(outcomes: Tensor, exact: Tensor) -> float:
     """p-value of ``[S, d]`` tokens against their exact joint distribution, ``[V] * d``.
 
-    Cells with fewer than five expected outcomes are merged; an impossible outcome gives 0.
+    Cells with fewer than ``OFTEN`` expected outcomes are merged; an impossible outcome gives 0.
     """
     vocabulary, places = exact.shape[0], exact.dim()
     weights = torch.tensor([vocabulary ** (places - 1 - place) for place in range(places)])
@@ -24,7 +33,7 @@ def chi_square(outcomes: Tensor, exact: Tensor) -> float:
     expected = expected / expected.sum() * outcomes.shape[0]
     if bool(found[expected == 0].any()):
         return 0.0
-    rare = expected < 5
+    rare = ~common(exact, len(outcomes)).flatten()
     found = torch.cat((found[~rare], found[rare].sum()[None]))
     expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
     found, expected = found[expected > 0], expected[expected > 0]

@@ -22,6 +22,34 @@ class ContractError(FalconLabError, AssertionError):
     """A component breaks a promise of its kind."""
 
 
+def expect(holds: object, what: str, *, expected: Any, found: Any, fix: str) -> None:
+    """As ``Subject.expect``, of anything."""
+    if not bool(holds):
+        raise ContractError(f"{what}: expected {expected}, found {found}; {fix}")
+
+
+def built(
+    kind: str,
+    given: Any,
+    default: str,
+    context: BuildContext,
+    components: Components | None = None,
+) -> Any:
+    """A component that is given as an object, as a YAML node, or not at all.
+
+    Args:
+        kind: as ``components.KINDS`` has it.
+        given: an object is taken as it is, a node built.
+        default: name of the one that None stands for.
+        context: that it is built with.
+        components: know the node; None are the installed ones.
+    """
+    node = {"name": default} if given is None else given
+    if not isinstance(node, Mapping):
+        return node
+    return (components or load_components()).build(kind, node, context)
+
+
 class Subject:
     """A component under test.
 
@@ -39,6 +67,9 @@ class Subject:
             if isinstance(recipe, Mapping)
             else getattr(recipe, "__qualname__", repr(recipe))
         )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
 
     def build(self, context: BuildContext) -> Any:
         """The component, with the same random weights every time."""
@@ -76,10 +107,7 @@ class Subject:
         Raises:
             ContractError: it does not.
         """
-        if not bool(holds):
-            raise ContractError(
-                f"{self.kind} {self.name!r}: {what}: expected {expected}, found {found}; {fix}"
-            )
+        expect(holds, f"{self}: {what}", expected=expected, found=found, fix=fix)
 
     @contextmanager
     def step(self, promise: str) -> Iterator[None]:
@@ -89,7 +117,7 @@ class Subject:
         except ContractError:
             raise
         except Exception as error:
-            error.add_note(f"falcon_lab.testing: {self.kind} {self.name!r}, checking {promise}")
+            error.add_note(f"falcon_lab.testing: {self}, checking {promise}")
             raise
 
     def generator(self, number: int = 0) -> torch.Generator:

@@ -16,8 +16,9 @@ from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import Budget, BuildContext, RoundContext
 from falcon_lab.targets.target import Target
+from falcon_lab.testing.decoding import engine
 from falcon_lab.testing.outcomes import TokenTable, expect_distribution
-from falcon_lab.testing.speculating import engine, expect_greedy, expect_whole
+from falcon_lab.testing.speculating import expect_greedy, expect_whole
 from falcon_lab.testing.standing import Grown, Standing, Wandering, grow
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
@@ -218,6 +219,6 @@ def check_decoding(subject: Subject, target: Target, block: int, *, finds: bool 
     """Greedy text with a drafter that is sometimes right."""
     drafter = Wandering(target.vocab_size, block, finds=finds)
     tree = subject.build(BuildContext.of(target, drafter))
-    made = engine(subject, target, drafter, tree=tree)
+    made = engine(target, drafter, tree=tree, components=subject.components)
     expect_greedy(subject, target, made, f"its trees and blocks of {block}")
     expect_whole(subject, target, made, f"its trees and blocks of {block}")

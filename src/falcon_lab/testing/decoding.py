@@ -1,0 +1,269 @@
+"""Engines on a tiny target, what they write, and whether it is the target's own.
+
+Shapes: P prompt tokens, S samples, d tokens of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.components import Components
+from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.decoding.batch_engine import BatchEngine
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.generation import Generation, OnRound, Round
+from falcon_lab.decoding.losslessness import Engine
+from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.plugins import load_components
+from falcon_lab.protocols import BuildContext, Drafter
+from falcon_lab.schema import DecodingConfig
+from falcon_lab.targets.target import Target
+from falcon_lab.testing.statistics import chi_square, common
+from falcon_lab.testing.subject import built, expect
+from falcon_lab.testing.texts import one_document
+
+BRANCHED = {"": 3, "0": 2, "1": 1, "00": 2, "000": 1, "001": 1}
+TREES: dict[str, dict[str, Any]] = {
+    "a chain": {"name": "chain", "depth": 5},
+    "a static tree": {"name": "static", "template": BRANCHED},
+    "a dynamic tree": {"name": "dynamic", "nodes": 8, "beam": 3, "width": 3, "depth": 4},
+}
+"""One of each kind, that any drafter can grow."""
+
+CELLS = 4
+"""Outcomes that must be common for a fit to say something."""
+
+
+def build_drafter(
+    target: Target,
+    node: Mapping[str, Any],
+    *,
+    components: Components | None = None,
+    seed: int = 0,
+    stir: float = 0.0,
+) -> Any:
+    """A drafter in evaluation mode, with the same random weights every time.
+
+    Args:
+        target: what it drafts for.
+        node: its YAML node.
+        components: know it; None are the installed ones.
+        seed: of its weights.
+        stir: the standard deviation of noise that is added to all of them. A fresh head may be
+            indifferent (zero biases, layers that begin as the identity); a stirred one is not.
+    """
+    components = components or load_components()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = components.build("drafter", node, BuildContext(target))
+    return stirred(made, stir, torch.Generator().manual_seed(seed + 1))
+
+
+def stirred(drafter: Any, stir: float, generator: torch.Generator) -> Any:
+    """The drafter with noise in its weights, in evaluation mode; one without weights as it is."""
+    if not isinstance(drafter, torch.nn.Module):
+        return drafter
+    with torch.no_grad():
+        for weight in drafter.parameters() if stir else ():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_((stir * noise).to(weight))
+    return drafter.eval()
+
+
+def engine(
+    target: Target,
+    drafter: Drafter,
+    *,
+    tree: Any = None,
+    rule: Any = None,
+    controller: Any = None,
+    components: Components | None = None,
+    chunk: int | None = None,
+) -> SpeculativeEngine:
+    """An engine of that drafter.
+
+    Args:
+        target: what it drafts for.
+        drafter: the object.
+        tree: a YAML node, which is built, or the object itself; None is a chain.
+        rule: likewise; None is the one that ``auto`` chooses.
+        controller: likewise; None is ``fixed``.
+        components: build the nodes; None are the installed ones.
+        chunk: prompt tokens of a pass.
+    """
+    context = BuildContext.of(target, drafter)
+    parts = (
+        ("tree_builder", tree, "chain"),
+        ("acceptance_rule", rule, "auto"),
+        ("controller", controller, "fixed"),
+    )
+    known = components or load_components()
+    return SpeculativeEngine(
+        target,
+        drafter,
+        *(built(*part, context, known) for part in parts),
+        decoding=None if chunk is None else DecodingConfig(prefill_chunk=chunk),
+    )
+
+
+# --- texts --------------------------------------------------------------------------------------
+
+
+def write(
+    engine: Engine,
+    prompt: Sequence[int],
+    new: int = 16,
+    *,
+    ends: Sequence[int] = (),
+    generator: torch.Generator | None = None,
+    on_round: OnRound | None = None,
+    **sampling: Any,
+) -> Generation:
+    """A text; greedily, unless ``sampling`` (``temperature``, ``top_k``, ``top_p``) says otherwise.
+
+    Args:
+        engine: who writes.
+        prompt: P tokens.
+        new: most tokens that follow.
+        ends: tokens that end it.
+        generator: of what is drawn; None is the same every time.
+        on_round: is told of every round.
+        sampling: of ``Sampling``.
+    """
+    return engine.generate(
+        torch.tensor(prompt),
+        max_new_tokens=new,
+        sampling=Sampling(**sampling),
+        generator=generator or torch.Generator().manual_seed(0),
+        stop=StopCondition(ends),
+        on_round=on_round,
+    )
+
+
+def write_together(
+    engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, *, rows: int = 2
+) -> list[Generation]:
+    """Greedy texts, so many of them side by side."""
+    return BatchEngine(engine, rows).generate(
+        [torch.tensor(prompt) for prompt in prompts],
+        max_new_tokens=new,
+        sampling=Sampling(),
+        generators=[torch.Generator() for _ in prompts],
+        stop=StopCondition(),
+    )
+
+
+def plain_text(target: Target, prompt: Sequence[int], new: int = 16, **sampling: Any) -> list[int]:
+    """What the target writes by itself."""
+    return write(PlainEngine(target), prompt, new, **sampling).tokens
+
+
+def lossless_rounds(
+    engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, **sampling: Any
+) -> list[Round]:
+    """The rounds of texts that are, token for token, what the target writes by itself.
+
+    Look at the rounds too: a drafter that never says anything is lossless.
+
+    Args:
+        engine: who writes.
+        prompts: P tokens each.
+        new: most tokens that follow.
+        sampling: of ``Sampling``; what is left out is greedy. Drawn text is the same for trees of
+            chosen candidates, and only in distribution for sampled ones (see ``fit``).
+
+    Raises:
+        ContractError: a text is another one.
+    """
+    rounds, plain = [], PlainEngine(engine.target)
+    for prompt in prompts:
+        ours = write(engine, prompt, new, **sampling)
+        expect_same(f"the text after {list(prompt)}", ours, write(plain, prompt, new, **sampling))
+        rounds += ours.rounds
+    return rounds
+
+
+def expect_same(what: str, ours: Generation, plain: Generation, fix: str = "") -> None:
+    """Token for token, and with the same end.
+
+    Raises:
+        ContractError: it is not.
+    """
+    expect(
+        (ours.tokens, ours.finish) == (plain.tokens, plain.finish),
+        what,
+        expected=f"the target's own text {plain.tokens} ({plain.finish})",
+        found=f"{ours.tokens} ({ours.finish})",
+        fix=fix or "speculation must not change the text: see docs/architecture.md, Laws",
+    )
+
+
+def accepted(rounds: Sequence[Round]) -> int:
+    """Draft tokens that were."""
+    return sum(done.accepted for done in rounds)
+
+
+# --- distributions ------------------------------------------------------------------------------
+
+
+def fit(
+    engine: SpeculativeEngine,
+    prompt: Sequence[int],
+    *,
+    samples: int,
+    generator: torch.Generator,
+    tokens: int = 3,
+    **sampling: Any,
+) -> float:
+    """The chance that sampled texts fit the target's own distribution as badly as these do.
+
+    Args:
+        engine: who writes.
+        prompt: P tokens.
+        samples: S.
+        generator: of all of them.
+        tokens: d, first tokens of a text that are looked at, jointly. One more is written, so that
+            the last of them may be a draft too.
+        sampling: of ``Sampling``.
+
+    Returns:
+        A chi-square p-value. With a fixed seed, ``> 0.01`` is a test; a planted bias should give
+        far less.
+
+    Raises:
+        ValueError: too few outcomes are common enough to count.
+    """
+    p = exact(engine.target, prompt, Sampling(**sampling), tokens)
+    if (cells := int(common(p, samples).sum())) < CELLS:
+        raise ValueError(
+            f"only {cells} outcomes of {tokens} tokens are expected five times in {samples} "
+            "samples; take more samples, a smaller vocabulary, or sampling that keeps fewer tokens"
+        )
+    texts = [
+        write(engine, prompt, tokens + 1, generator=generator, **sampling).tokens[:tokens]
+        for _ in range(samples)
+    ]
+    return chi_square(torch.tensor(texts), p)
+
+
+def exact(target: Target, prompt: Sequence[int], sampling: Sampling, tokens: int = 3) -> Tensor:
+    """``[V] * d``: the distribution of the next d >= 2 tokens, by reading every continuation."""
+    size = target.vocab_size
+    after = torch.cartesian_prod(*[torch.arange(size)] * (tokens - 1)).view(-1, tokens - 1)
+    texts = torch.cat((torch.tensor([prompt]).expand(len(after), -1), after), 1)
+    batch = one_document(texts[0])
+    documents, positions = batch.documents.expand_as(texts), batch.positions.expand_as(texts)
+    logits = target.head(target.teacher(texts, documents, positions)[:, -tokens:])
+    p = sampling.probabilities(logits).double().view(*[size] * (tokens - 1), tokens, size)
+    joint = p.new_ones(())
+    for place in range(tokens):
+        rest = p.select(-2, place)
+        for _ in range(tokens - 1 - place):
+            rest = rest.select(place, 0)  # it does not depend on later tokens: take any of them
+        joint = joint[..., None] * rest
+    return joint
