@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dflash_cases import components, drafter, engine, inputs, seen, target
+from dflash_cases import KNOWN, drafter, engine, inputs, seen, target
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import draw_anchors
 from falcon_lab_dflash.drafter import spread
 
-from falcon_lab.data.batch import Batch
 from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.distillation.labelling import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
@@ -27,12 +25,12 @@ from falcon_lab.protocols import (
     TrainableDrafter,
     is_trainable,
 )
+from falcon_lab.testing import packed
 
-FOLDER = Path(__file__).parents[1]
 ROOT = Frontier.root(torch.device("cpu"))
 TEXT = torch.randint(0, 12, (2, 20), generator=torch.Generator().manual_seed(3))
-WHOLE = torch.zeros_like(TEXT)
-SPLIT = (torch.arange(20) >= 8).long().expand_as(TEXT)
+WHOLE = [[row] for row in TEXT]
+SPLIT = [[row[:8], row[8:]] for row in TEXT]
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -43,11 +41,11 @@ def at(made: Any, rows: Any, row: int) -> torch.Tensor:
     return made.draft(ROOT).logits[0]
 
 
-@pytest.mark.parametrize("family", ["LlamaConfig", "GPT2Config"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_it_drafts_at_every_position_as_it_is_trained(family: str) -> None:
     model = target(family)
     made = drafter(model)
-    rows = inputs(model, made, TEXT, WHOLE)
+    rows = inputs(model, made, *WHOLE)
     anchors = torch.tensor([[0, 1, 7, 18], [2, 3, 5, 9]])
     prediction = made.predict(rows, anchors)
     trained = model.head(prediction.features).detach()
@@ -61,8 +59,8 @@ def test_it_drafts_at_every_position_as_it_is_trained(family: str) -> None:
 def test_a_document_that_is_packed_is_trained_as_if_it_stood_alone() -> None:
     model = target()
     made = drafter(model)
-    packed = inputs(model, made, TEXT, SPLIT)
-    alone = inputs(model, made, TEXT[:, 8:], WHOLE[:, 8:])
+    packed = inputs(model, made, *SPLIT)
+    alone = inputs(model, made, *([row[8:]] for row in TEXT))
     both = made.predict(packed, torch.tensor([[3, 10, 15]] * 2)).features
     mine = made.predict(alone, torch.tensor([[2, 7]] * 2)).features
     torch.testing.assert_close(both[:, 3:], mine, **CLOSE)
@@ -71,25 +69,25 @@ def test_a_document_that_is_packed_is_trained_as_if_it_stood_alone() -> None:
 def test_nothing_that_comes_after_the_root_is_seen() -> None:
     model = target()
     made, anchors = drafter(model), torch.tensor([[2, 6]] * 2)
-    before = made.predict(inputs(model, made, TEXT, WHOLE), anchors).features[:, 3:]
+    before = made.predict(inputs(model, made, *WHOLE), anchors).features[:, 3:]
     changed = TEXT.clone()
     changed[:, 8:] = (changed[:, 8:] + 1) % 12  # the root of the second block is token 7
-    after = made.predict(inputs(model, made, changed, WHOLE), anchors).features[:, 3:]
+    after = made.predict(inputs(model, made, *([row] for row in changed)), anchors).features[:, 3:]
     torch.testing.assert_close(before, after)
     changed[:, 7] = (changed[:, 7] + 1) % 12
-    root = made.predict(inputs(model, made, changed, WHOLE), anchors).features[:, 3:]
+    root = made.predict(inputs(model, made, *([row] for row in changed)), anchors).features[:, 3:]
     assert not torch.allclose(before, root, atol=1e-3)
 
 
 def test_cached_is_uncached_however_the_rows_come() -> None:
     model = target()
     made = drafter(model, layers=3)
-    rows = inputs(model, made, TEXT, WHOLE)
+    rows = inputs(model, made, *WHOLE)
     at_once = at(made, rows, 18)
     for cuts in ([1, 2, 3, 10], [5, 6], list(range(1, 19))):
         made.reset(rows.tokens[0, 0])
         if len(cuts) == 2:
-            made.reserve(4, engine(model, made, {"name": "chain"}).tree_builder)  # it must grow
+            made.reserve(4, engine(model, made).tree_builder)  # it must grow
         for start, stop in zip([0, *cuts], [*cuts, 19], strict=True):
             made.observe(seen(rows, 0, start, stop))
             made.draft(ROOT)  # what a pass writes is gone afterwards
@@ -100,7 +98,7 @@ def test_the_masks_see_each_other_both_ways() -> None:
     """What is revealed of a block changes its other rows, before and after, and no other block."""
     model = target()
     made, anchors = drafter(model, layers=1), torch.tensor([[2, 9]] * 2)
-    rows = inputs(model, made, TEXT, WHOLE)
+    rows = inputs(model, made, *WHOLE)
     hidden = made.predict(rows, anchors)
     mask = torch.zeros_like(hidden.slot, dtype=torch.bool)
     mask[:, 1] = True  # the middle row of the first block
@@ -113,16 +111,14 @@ def test_the_masks_see_each_other_both_ways() -> None:
 def test_mask_j_is_taught_the_token_j_below_the_root() -> None:
     model = target()
     made = drafter(model, anchors=30)
-    rows = inputs(model, made, TEXT, SPLIT)
-    learnt = torch.ones_like(TEXT, dtype=torch.bool)
-    batch = Batch(TEXT, learnt, SPLIT, torch.zeros_like(TEXT), TEXT[0, 0])
-    prediction = made(rows)
+    rows = inputs(model, made, *SPLIT)
+    batch, prediction = packed(SPLIT), made(rows)
     labels = label_rows(batch, prediction)
     assert len(set(prediction.group[0].tolist())) == 19
     for row in range(prediction.slot.shape[1]):
         anchor, below = int(prediction.source[0, row]), int(prediction.slot[0, row]) + 1
         about = anchor + 1 + below
-        inside = about < 20 and bool(SPLIT[0, about] == SPLIT[0, anchor])
+        inside = about < 20 and bool(batch.documents[0, about] == batch.documents[0, anchor])
         assert bool(labels.valid[0, row]) == inside
         if inside:
             assert int(labels.tokens[0, row]) == int(TEXT[0, about])
@@ -144,7 +140,7 @@ def test_anchors_are_drawn_from_documents_that_go_on() -> None:
 def test_the_generator_decides_the_anchors() -> None:
     model = target()
     made = drafter(model, anchors=4)
-    rows = inputs(model, made, TEXT, WHOLE)
+    rows = inputs(model, made, *WHOLE)
     sources = []
     for seed in (1, 1, 2):
         rows.generator.manual_seed(seed)
@@ -155,10 +151,10 @@ def test_the_generator_decides_the_anchors() -> None:
 
 def test_the_optimal_tree_holds_the_likeliest_paths_of_the_block() -> None:
     """DDTree: the best prefixes under a product of one distribution a position."""
-    model = target(vocabulary=6)
+    model = target(vocab=6)
     made = drafter(model)
-    builder = engine(model, made, {"name": "optimal", "nodes": 14}).tree_builder
-    logits = at(made, inputs(model, made, TEXT % 6, WHOLE), 11)
+    builder = engine(model, made, tree={"name": "optimal", "nodes": 14}).tree_builder
+    logits = at(made, inputs(model, made, *([row % 6] for row in TEXT)), 11)
     context = RoundContext(torch.tensor(0), Budget(), Sampling(), torch.Generator())
     assert builder.start(context) is not None
     assert builder.grow(made.draft(ROOT)) is None  # one pass is all
@@ -196,8 +192,8 @@ def test_the_taps_are_spread_over_the_target() -> None:
 def test_the_memory_that_is_announced_is_what_is_taken() -> None:
     model = target()
     made = drafter(model, layers=2)
-    rows = inputs(model, made, TEXT, WHOLE)
-    tree = engine(model, made, {"name": "chain"}).tree_builder
+    rows = inputs(model, made, *WHOLE)
+    tree = engine(model, made).tree_builder
     made.reset(rows.tokens[0, 0])
     made.reserve(40, tree)
     made.observe(seen(rows, 0, 0, 19))
@@ -222,11 +218,10 @@ def test_a_saved_drafter_drafts_the_same(tmp_path: Path) -> None:
     model = target()
     made = drafter(model)
     node = {"name": "dflash", "block": 3}
-    known = components()
-    provenance = known.provenance("drafter", node)
+    provenance = KNOWN.provenance("drafter", node)
     save_drafter(tmp_path / "d", made, node=node, provenance=provenance, target=model, card="")
-    again = load_drafter(tmp_path / "d", model, known)
-    rows = inputs(model, made, TEXT, WHOLE)
+    again = load_drafter(tmp_path / "d", model, KNOWN)
+    rows = inputs(model, made, *WHOLE)
     assert torch.equal(at(made, rows, 9), at(again, rows, 9))
 
 
@@ -234,8 +229,3 @@ def test_a_saved_drafter_drafts_the_same(tmp_path: Path) -> None:
 def test_an_option_below_one_is_refused_by_name(key: str) -> None:
     with pytest.raises(ValueError, match=key):
         DFlashConfig(**{key: 0})
-
-
-def test_the_readme_names_every_option() -> None:
-    text, config = (FOLDER / "README.md").read_text(), DFlashConfig()
-    assert all(f"| `{f.name}` | {getattr(config, f.name)} |" in text for f in fields(config))
