@@ -1,93 +1,23 @@
-"""Tiny targets of three families, and engines around a drafter."""
+"""The plug-in as if it were installed, tiny targets, and heads for them."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from falcon_lab.components import Components
-from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.plugins import Registrar, load_components
-from falcon_lab.protocols import BuildContext
+from falcon_lab import testing
 from falcon_lab.targets.target import Target
 
-FAMILIES = ("LlamaConfig", "Qwen2Config", "GPT2Config")
+FOLDER = Path(__file__).parents[1]
+KNOWN = testing.components_of(FOLDER)
+FAMILIES = ("llama", "qwen2", "gpt2")
+
+target = cache(partial(testing.tiny_target, vocab=12))
+engine = partial(testing.engine, components=KNOWN)
 
 
-def target(family: str = "LlamaConfig", vocabulary: int = 12) -> Target:
-    import transformers
-
-    shape: dict[str, Any] = {
-        "vocab_size": vocabulary,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if family != "GPT2Config":
-        shape["num_key_value_heads"] = 2
-    config = getattr(transformers, family)(**shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.2)
-    no_words: Any = SimpleNamespace(get_vocab=dict, eos_token_id=None)
-    return Target(model, no_words, name=family)
-
-
-def components() -> Components:
-    """Everything built in and what this distribution registers, installed or not."""
-    import falcon_lab_medusa
-
-    registrar = Registrar("falcon-lab-medusa", "0")
-    falcon_lab_medusa.register_components(registrar)
-    others = load_components().components
-    own = [c for c in others if c.distribution != "falcon-lab-medusa"]
-    return Components([*own, *registrar.components])
-
-
-def drafter(of: Target, *, trained: bool = True, **options: Any) -> Any:
-    """Heads with random layers, so that they do not all say the same."""
-    torch.manual_seed(1)
-    made = components().build("drafter", {"name": "medusa", **options}, BuildContext(of))
-    if trained:
-        for trunk in made.trunks:
-            for block in trunk:
-                torch.nn.init.normal_(block.linear.weight, std=0.3)
-    return made.eval()
-
-
-def engine(of: Target, made: Any, tree: dict[str, Any], rule: dict[str, Any]) -> SpeculativeEngine:
-    build, context = components().build, BuildContext.of(of, made)
-    return SpeculativeEngine(
-        of,
-        made,
-        build("tree_builder", tree, context),
-        build("acceptance_rule", rule, context),
-        build("controller", {"name": "fixed"}, context),
-    )
-
-
-def write(
-    by: Any,
-    prompt: list[int],
-    count: int,
-    generator: torch.Generator | None = None,
-    **sampling: Any,
-) -> Any:
-    return by.generate(
-        torch.tensor(prompt),
-        max_new_tokens=count,
-        sampling=Sampling(**sampling),
-        generator=generator or torch.Generator(),
-        stop=StopCondition(),
-    )
+def drafter(of: Target, *, stir: float = 0.2, **options: Any) -> Any:
+    """Heads with noise in their weights, so that they do not all say the same."""
+    node = {"name": "medusa", **options}
+    return testing.build_drafter(of, node, components=KNOWN, seed=1, stir=stir)

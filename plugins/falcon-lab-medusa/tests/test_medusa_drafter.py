@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from falcon_lab_medusa import MedusaConfig
-from medusa_cases import components, drafter, target
+from medusa_cases import KNOWN, drafter, target
 
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation.labelling import label_rows
@@ -18,28 +18,26 @@ from falcon_lab.protocols import (
     TrainableDrafter,
     is_trainable,
 )
+from falcon_lab.testing import packed, training_inputs
 
 ROOT = Frontier.root(torch.device("cpu"))
 
 
-def inputs(of: Any, tokens: torch.Tensor) -> DrafterInputs:
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    documents = torch.zeros_like(tokens)
-    features = of.teacher(tokens, documents, positions)
-    return DrafterInputs(
-        tokens[:, 1:], features[:, :-1], documents[:, 1:], positions[:, :-1], torch.Generator()
-    )
-
-
 TEXT = torch.randint(0, 12, (2, 10), generator=torch.Generator().manual_seed(3))
+WHOLE = packed([[row] for row in TEXT])
+SPLIT = packed([[row[:6], row[6:]] for row in TEXT])
+
+
+def inputs(of: Any, batch: Batch) -> DrafterInputs:
+    return training_inputs(of, drafter(of), batch, torch.Generator())
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
 def test_untrained_heads_all_say_what_the_target_says(head: str) -> None:
     """The layers begin as the identity and the output layers as the target's head."""
     model = target()
-    rows = inputs(model, TEXT)
-    made = drafter(model, trained=False, head=head)
+    rows = inputs(model, WHOLE)
+    made = drafter(model, stir=0, head=head)
     made.observe(Observation(rows.tokens[0, :4], rows.features[0, :4]))
     expected = model.head(rows.features[0, 3]).expand(4, -1)
     torch.testing.assert_close(made.draft(ROOT).logits[0], expected)
@@ -48,7 +46,7 @@ def test_untrained_heads_all_say_what_the_target_says(head: str) -> None:
 @pytest.mark.parametrize("head", ["own", "shared"])
 def test_it_drafts_as_it_is_trained(head: str) -> None:
     model = target()
-    rows, made = inputs(model, TEXT), drafter(model, head=head)
+    rows, made = inputs(model, WHOLE), drafter(model, head=head)
     prediction = made(rows)
     made.observe(Observation(rows.tokens[0, :4], rows.features[0, :4]))
     made.observe(Observation(rows.tokens[0, 4:6], rows.features[0, 4:6]))
@@ -74,16 +72,12 @@ def test_the_rows_of_a_head_are_computed_by_that_head_whatever_their_order() -> 
 def test_head_j_is_taught_the_token_j_below_the_root() -> None:
     """h_t draws the root x_{t+1}; the first head is about x_{t+2}."""
     model = target()
-    documents = torch.zeros_like(TEXT)
-    documents[:, 6:] = 1
-    positions = torch.cat([torch.arange(6), torch.arange(4)]).expand_as(TEXT)
-    batch = Batch(TEXT, torch.ones_like(TEXT, dtype=torch.bool), documents, positions, TEXT[0, 0])
-    prediction = drafter(model)(inputs(model, TEXT))
-    labels = label_rows(batch, prediction)
+    prediction = drafter(model)(inputs(model, SPLIT))
+    labels = label_rows(SPLIT, prediction)
     for row in range(prediction.slot.shape[1]):
         t, head = int(prediction.source[0, row]), int(prediction.slot[0, row]) + 1
         about = t + 1 + head
-        inside = about < 10 and documents[0, about] == documents[0, t]
+        inside = about < 10 and SPLIT.documents[0, about] == SPLIT.documents[0, t]
         assert bool(labels.valid[0, row]) == bool(inside)
         if inside:
             assert int(labels.tokens[0, row]) == int(TEXT[0, about])
@@ -119,13 +113,11 @@ def test_it_is_a_trainable_drafter() -> None:
 @pytest.mark.parametrize("head", ["own", "shared"])
 def test_a_saved_drafter_drafts_the_same(head: str, tmp_path: Path) -> None:
     model = target()
-    model.revision = None
     made = drafter(model, head=head)
     node = {"name": "medusa", "head": head}
-    known = components()
-    provenance = known.provenance("drafter", node)
+    provenance = KNOWN.provenance("drafter", node)
     save_drafter(tmp_path / "d", made, node=node, provenance=provenance, target=model, card="")
-    again = load_drafter(tmp_path / "d", model, known)
+    again = load_drafter(tmp_path / "d", model, KNOWN)
     seen = Observation(torch.tensor([1, 2]), torch.randn(2, 32))
     made.observe(seen)
     again.observe(seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from medusa_cases import components
+from medusa_cases import KNOWN
 
 from falcon_lab.protocols import BuildContext
 from falcon_lab.trees.layout import build_layout
@@ -17,7 +17,7 @@ PUBLISHED = """
 """
 """The nodes in the order in which the official code lists them, the most useful first."""
 
-TREE = components().build(
+TREE = KNOWN.build(
     "tree_builder", {"name": "static", "template": "mc_sim_7b_63"}, BuildContext(None, 4, 1)
 )
 LAYOUT = build_layout(TREE.paths, 4)
