@@ -8,46 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_cases import HIDDEN, drafter, engine, generate, inputs, target, text, tree
-from falcon_lab_eagle import Eagle3Config
-from falcon_lab_eagle.eagle3 import Eagle3Drafter, default_taps
+from eagle_cases import HEADS, HIDDEN, KNOWN, TREES, drafter, engine, inputs, target, text
+from falcon_lab_eagle.eagle3 import default_taps
 
-from falcon_lab.builtins import CsgdConfig, FalconObjectiveConfig
-from falcon_lab.components import Component, Components
 from falcon_lab.data.batch import Batch
 from falcon_lab.distillation.module import Distillation
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.glancing.csgd import Csgd
-from falcon_lab.glancing.none import NoGlancing
-from falcon_lab.objectives.falcon import FalconObjective
-from falcon_lab.protocols import BuildContext, Frontier, Observation
-from falcon_lab.schema import DistillationConfig
+from falcon_lab.protocols import Frontier, Observation
+from falcon_lab.testing import distillation, packed, write
 
 ROOT = Frontier.root(torch.device("cpu"))
 
 
 def batch() -> Batch:
     """Two documents in each of two sequences."""
-    tokens = text(40).view(2, 20)
-    documents = torch.tensor([[0] * 8 + [1] * 12] * 2)
-    positions = torch.cat([torch.arange(8), torch.arange(12)]).expand(2, -1)
-    return Batch(tokens, torch.ones(2, 20, dtype=torch.bool), documents, positions, torch.tensor(0))
+    return packed([[row[:8], row[8:]] for row in text(40).view(2, 20)])
 
 
 def module(
-    made: Any, *, feature: float = 0.0, glance: bool = False, **options: Any
+    made: Any, *, feature: float = 0.0, glance: str = "none", **options: Any
 ) -> Distillation:
-    context = BuildContext(made.host, 1)
-    return Distillation(
-        made.host,
-        made,
-        FalconObjective(FalconObjectiveConfig(feature=feature, soft=1.0, hard=0.1), context),
-        Csgd(CsgdConfig(), context) if glance else NoGlancing(None, context),
-        DistillationConfig(noise=0.0, **options),
-        seed=1,
-        max_steps=1,
-    )
+    objective = {"name": "falcon", "feature": feature, "soft": 1.0, "hard": 0.1}
+    parts = {"objective": objective, "schedule": {"name": glance}, "components": KNOWN}
+    return distillation(made.host, made, **parts, seed=1, noise=0.0, **options)
 
 
 def test_queries_keys_and_values_read_twice_the_width() -> None:
@@ -119,7 +103,7 @@ def test_a_feature_loss_and_a_glance_are_refused_with_what_to_set() -> None:
     with pytest.raises(FalconLabError, match=r"objective\.feature=0"):
         module(made, feature=1.0).lesson(batch()).learn(0.0)
     with pytest.raises(FalconLabError, match=r"glancing\.name=none"):
-        module(made, glance=True).lesson(batch()).learn(0.4)
+        module(made, glance="csgd").lesson(batch()).learn(0.4)
 
 
 def test_a_prompt_in_parts_is_the_prompt_at_once() -> None:
@@ -149,9 +133,9 @@ def test_it_is_told_of_nothing_but_its_layers() -> None:
         inner(observation)
 
     made.observe = observe
-    one = engine(made, tree("chain"))
+    one = engine(target(), made, tree=TREES["chain"])
     assert one.target.taps == made.taps == (1, 2, 3)
-    generate(one, text(5).tolist(), 6)
+    write(one, text(5).tolist(), 6)
     assert all(seen.features is None and seen.taps is not None for seen in told)
 
 
@@ -165,8 +149,7 @@ def test_layers_low_middle_and_high_are_read(layers: int, taps: tuple[int, ...])
 
 def test_what_is_saved_drafts_the_same(tmp_path: Path) -> None:
     made, given = drafter("eagle3-own"), inputs(drafter("eagle3-own"), 7)
-    node = {"name": "eagle3", "taps": [1, 3], "head": "own"}
-    about = Component("drafter", "eagle3", Eagle3Drafter, Eagle3Config, "falcon-lab-eagle", "0")
+    node = HEADS["eagle3-own"]
     save_drafter(tmp_path / "it", made, node=node, provenance={}, target=target(), card="")
-    again = load_drafter(tmp_path / "it", target(), Components([about]))
+    again = load_drafter(tmp_path / "it", target(), KNOWN)
     assert torch.equal(again(given).hidden, made(given).hidden)

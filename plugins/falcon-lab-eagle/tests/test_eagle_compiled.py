@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_cases import FAMILIES, HEADS, drafter, engine, generate, plain, target, text, tree
+from eagle_cases import FAMILIES, HEADS, TREES, drafter, engine, target, text
 
 from falcon_lab.protocols import Frontier, Observation
+from falcon_lab.testing import plain_text, write
 from falcon_lab.testing.compiling import Pretend, Repeating
 
 LENGTHS = [9, 1, 2, 4, 1, 5]
@@ -53,7 +54,7 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
 def test_compiled_passes_and_graphs_predict_what_the_modules_predict(
     name: str, family: str
 ) -> None:
-    made, compiler, recorder = drafter(name, family), Pretend(), Repeating()
+    made, compiler, recorder = drafter(name, on=target(family)), Pretend(), Repeating()
     expected = rounds(made, LENGTHS)
     same(rounds(made.compiled(quiet, compiler), LENGTHS), expected)
     assert compiler.calls == 4 * len(LENGTHS) - 1  # but the prompt's first pass
@@ -69,10 +70,10 @@ def test_greedy_text_with_everything_compiled_is_the_target_s(
 ) -> None:
     compiler = Pretend()
     host = target(family).compiled(quiet, compiler)
-    made = drafter(name, family).compiled(quiet, compiler)
+    made = drafter(name, on=target(family)).compiled(quiet, compiler)
     for prompt, new in (([3, 1, 4, 1, 5], 30), ([2], 20)):
-        one = engine(made, tree(shape), host=host)
-        assert generate(one, prompt, new).tokens == plain(prompt, new, family)
+        one = engine(host, made, tree=TREES[shape])
+        assert write(one, prompt, new).tokens == plain_text(target(family), prompt, new)
     assert any(name.startswith("target") for name in compiler.names)
     assert any(name.startswith("drafter") for name in compiler.names)
 

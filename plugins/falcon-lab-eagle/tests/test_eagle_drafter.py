@@ -7,30 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_cases import (
-    FAMILIES,
-    HEADS,
-    drafter,
-    engine,
-    generate,
-    inputs,
-    plain,
-    target,
-    text,
-    tree,
-)
+from eagle_cases import FAMILIES, HEADS, TREES, drafter, engine, inputs, target, text
 from falcon_lab_eagle import EagleConfig
 from falcon_lab_eagle.eagle import EagleDrafter
 from falcon_lab_eagle.tree import published_tree
-from scipy.stats import chisquare
-from torch import Tensor
 
 from falcon_lab.builtins import FalconConfig
-from falcon_lab.decoding.batch_engine import BatchEngine
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import BuildContext, Frontier, Observation, TrainableDrafter, Unrolls
+from falcon_lab.testing import accepted, fit, lossless_rounds, write, write_together
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import from_child_counts
 
@@ -42,38 +27,13 @@ every_head = pytest.mark.parametrize("head", sorted(HEADS))
 
 
 @every_head
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_speculation_writes_what_plain_decoding_writes(family: str, head: str) -> None:
-    made, accepted = drafter(head, family), 0
-    for name, prompt in product(("chain", "eagle1", "dynamic", "eagle2"), ([2], [3, 1, 4, 1, 5])):
-        got = generate(engine(made, tree(name), family), prompt, 24)
-        assert got.tokens == plain(prompt, 24, family), name
-        accepted += sum(done.accepted for done in got.rounds)
-    assert accepted > 0, "no draft token was ever accepted: the test has seen nothing"
-
-
-def exact_pairs(host: Any, prompt: list[int], sampling: Sampling) -> Tensor:
-    """Probability of every pair of next tokens, ``[V, V]``, by reading every continuation."""
-    after = torch.tensor([[*prompt, token] for token in range(host.vocab_size)])
-    positions = torch.arange(after.shape[1]).expand_as(after)
-    logits = host.head(host.teacher(after, torch.zeros_like(after), positions))
-    first = sampling.probabilities(logits[0, -2])
-    pairs = (first[:, None] * sampling.probabilities(logits[:, -1])).double()
-    return pairs / pairs.sum()
-
-
-def p_value(pairs: Tensor, exact: Tensor) -> float:
-    """Of ``[S, 2]`` outcomes; cells with few expected ones are one."""
-    vocab = exact.shape[0]
-    found = torch.bincount(pairs[:, 0] * vocab + pairs[:, 1], minlength=vocab**2).double()
-    expected = exact.flatten() * len(pairs)
-    if bool(found[expected == 0].any()):
-        return 0.0
-    rare = expected < 5
-    found = torch.cat([found[~rare], found[rare].sum()[None]])
-    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
-    kept = expected > 0
-    return float(chisquare(found[kept].numpy(), expected[kept].numpy()).pvalue)
+    made, taken = drafter(head, on=target(family)), 0
+    for tree in TREES.values():
+        one = engine(target(family), made, tree=tree)
+        taken += accepted(lossless_rounds(one, [[2], [3, 1, 4, 1, 5]], 24))
+    assert taken > 0, "no draft token was ever accepted: the test has seen nothing"
 
 
 @pytest.mark.parametrize(
@@ -89,17 +49,10 @@ def test_sampled_speculation_follows_the_targets_own_distribution(
     head: str, name: str, proposal: str
 ) -> None:
     host = target(vocab=6)
-    sampling = {"temperature": 0.8, "top_p": 0.95}
-    one = engine(drafter(head, on=host), tree(name, proposal), host=host)
-    generator = torch.Generator().manual_seed(11)
-    prompt = [3, 1, 4]
-    texts = [generate(one, prompt, 3, generator, **sampling).tokens for _ in range(500)]
-    whole = torch.tensor([found for found in texts if len(found) == 3])
-    assert len(whole) == 500
-    commonest = int(whole[:, 0].mode().values)
-    kept = whole[whole[:, 0] == commonest][:, 1:]
-    assert len(kept) > 100
-    assert p_value(kept, exact_pairs(host, [*prompt, commonest], Sampling(**sampling))) > 0.01
+    tree = TREES[name] | ({"proposal": proposal} if name != "dynamic" else {})
+    one, generator = engine(host, drafter(head, on=host), tree=tree), torch.Generator()
+    settings = {"samples": 300, "temperature": 0.8, "top_p": 0.95}
+    assert fit(one, [3, 1, 4], generator=generator.manual_seed(11), **settings) > 0.01
 
 
 # --- EAGLE-1 is Falcon with a block of one ---------------------------------------------------
@@ -170,17 +123,16 @@ def test_it_fulfils_what_training_asks_for(head: str) -> None:
 
 
 @every_head
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_training_pass_predicts_what_drafting_predicts_in_that_pass(
     family: str, head: str
 ) -> None:
-    made = drafter(head, family)
+    made = drafter(head, on=target(family))
     given = inputs(made, 8, 5)
-    assert given.taps is not None
     passes = list(islice(made.unroll(given), 3))
     for newest in (0, 4, 7):
         seen = slice(0, newest + 1)
-        taps = given.taps[0, seen] if hasattr(made, "taps") else None
+        taps = None if given.taps is None else given.taps[0, seen]
         made.reset(given.tokens[0, 0])
         made.observe(Observation(given.tokens[0, seen], given.features[0, seen], taps=taps))
         frontier = ROOT
@@ -199,17 +151,11 @@ def test_a_training_pass_predicts_what_drafting_predicts_in_that_pass(
 
 @every_head
 def test_a_batch_writes_what_each_row_writes_alone(head: str) -> None:
-    one = engine(drafter(head), tree("dynamic"))
+    one = engine(target(), drafter(head), tree=TREES["dynamic"])
     prompts = [[3, 1, 4, 1, 5, 9, 2], [2, 7], [6]]
-    found = BatchEngine(one, 2).generate(
-        [torch.tensor(prompt) for prompt in prompts],
-        max_new_tokens=12,
-        sampling=Sampling(),
-        generators=[torch.Generator() for _ in prompts],
-        stop=StopCondition(),
-    )
+    found = write_together(one, prompts, 12)
     for prompt, ours in zip(prompts, found, strict=True):
-        alone = generate(one, prompt, 12)
+        alone = write(one, prompt, 12)
         assert ours.tokens == alone.tokens
         assert ours.rounds == alone.rounds
 
@@ -257,22 +203,15 @@ def by_the_book(made: Any, nodes: int, beam: int, depth: int) -> set[tuple[int, 
 
 
 @pytest.mark.parametrize("head", ["eagle", "eagle3"])
-@pytest.mark.parametrize("sharpness", [1.0, 4.0])
+@pytest.mark.parametrize("sharpness", [1.0, 9.0])
 def test_eagle_2s_numbers_give_eagle_2s_tree(head: str, sharpness: float) -> None:
     host = target(vocab=64)
-    made, trees = drafter(head, on=host), []
+    made, trees = drafter(head, on=host), list[Any]()
     flat = made.logits
     made.logits = lambda hidden: sharpness * flat(hidden)
-    one = engine(made, tree("eagle2"), host=host)
+    one = engine(host, made, tree=TREES["eagle2"])
     prompt = torch.tensor([3, 1, 4, 1])
-    written = one.generate(
-        prompt,
-        max_new_tokens=20,
-        sampling=Sampling(),
-        generator=torch.Generator(),
-        stop=StopCondition(),
-        on_round=lambda tokens, drafted, grown, accepted: trees.append(grown),
-    )
+    written = write(one, prompt.tolist(), 20, on_round=lambda *said: trees.append(said[2]))
     first = trees[1]  # there is none for the first token
     paths = {tuple(first.tokens[above.nonzero()[1:, 0]].tolist()) for above in first.ancestors[1:]}
     read = one.target.prefill(prompt, one.target.new_cache(4))

@@ -180,7 +180,7 @@ def lossless_rounds(
     Raises:
         ContractError: a text is another one.
     """
-    rounds, plain = [], PlainEngine(engine.target)
+    rounds, plain = [], PlainEngine(engine.target.plain())
     for prompt in prompts:
         ours = write(engine, prompt, new, **sampling)
         expect_same(f"the text after {list(prompt)}", ours, write(plain, prompt, new, **sampling))
