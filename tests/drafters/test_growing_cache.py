@@ -42,3 +42,17 @@ def test_room_that_is_there_costs_nothing() -> None:
     kept = cache._pools
     assert not cache.reserve(8)
     assert cache._pools is kept
+
+
+def test_positions_of_rows_with_a_window_stay_beside_them() -> None:
+    layout = KVLayout(LAYOUT.layers, positions=True)
+    cache = GrowingCache(2, 4, layout, 100)
+    rows, start = torch.randn(1, 2, 3, 4), 5
+    for _ in range(3):
+        cache.reserve(cache.length + 3)
+        seen = cache.record_positions(torch.arange(start, start + 3)[None])
+        for layer in range(2):
+            cache.update(rows, rows, layer)
+        start += 3
+        assert seen.tolist() == [list(range(5, start))]
+    assert cache.nbytes == layout.bytes(cache.capacity)

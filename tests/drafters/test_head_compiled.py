@@ -1,5 +1,7 @@
 """Drafting through compiled passes: against the modules, with a compiler that compiles nothing."""
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from falcon_cases import HIDDEN, drafter, rows
 from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.feature_head import FeatureHead
-from falcon_lab.drafters.fusing import Fusing, State
+from falcon_lab.drafters.fusing import Fuse, Fusing, State
 from falcon_lab.protocols import BuildContext, Frontier, Observation
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.testing.compiling import Pretend
@@ -28,8 +30,13 @@ def _pair(**options: Any) -> tuple[FalconDrafter, FalconDrafter, Pretend]:
     return made, made.compiled(lambda line: None, compiler), compiler
 
 
-def _rounds(made: FeatureHead, lengths: list[int]) -> list[Any]:
-    """Logits and features of rounds of four passes, the last three of them branching."""
+BRANCHES = ([0], [0, 0, 0], [2, 0])
+
+
+def _rounds(
+    made: FeatureHead, lengths: list[int], branches: Sequence[list[int]] = BRANCHES
+) -> list[Any]:
+    """Logits and features of rounds of several passes, all but the first of them branching."""
     generator = torch.Generator().manual_seed(0)
     tokens, features = rows(sum(lengths), 0)
     made.reset(tokens[0])
@@ -39,7 +46,7 @@ def _rounds(made: FeatureHead, lengths: list[int]) -> list[Any]:
         made.observe(Observation(tokens[fresh], features[fresh]))
         done += new
         outputs = [made.draft(ROOT)]
-        for parents in ([0], [0, 0, 0], [2, 0]):
+        for parents in branches:
             drawn = torch.randint(0, 12, (len(parents), made.block), generator=generator)
             outputs.append(made.draft(Frontier(drawn, torch.tensor(parents))))
         found += outputs
@@ -100,6 +107,23 @@ def test_a_fuse_of_somebody_else_s_is_compiled_with_its_state() -> None:
     for ours, theirs in zip(_rounds(compiled, lengths), _rounds(head, lengths), strict=True):
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
     assert compiler.calls == 4 * len(lengths) - 1
+
+
+def test_decoder_blocks_with_a_sliding_window_are_compiled_with_it() -> None:
+    target, compiler = tiny_target("gemma3"), Pretend()
+    base = copy.deepcopy(target.model.get_decoder())
+    base.set_input_embeddings(None)
+    blocks = Backbone(base, width=target.hidden_size)
+    assert blocks.window is not None
+    head = FeatureHead(
+        target, Fuse("linear", HIDDEN, layers=1, dropout=0.0), blocks, block=2
+    ).eval()
+    compiled = head.compiled(lambda line: None, compiler)
+    lengths, deep = [5, 3, 1, 4, 2], [[0, 0], *([[0, 1]] * 4)]  # deeper than the window is wide
+    both = _rounds(compiled, lengths, deep), _rounds(head, lengths, deep)
+    for ours, theirs in zip(*both, strict=True):
+        assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
+    assert compiler.calls == 6 * len(lengths) - 1
 
 
 @pytest.mark.parametrize("fuse", ["linear", "lstm", "lstm_positionwise"])

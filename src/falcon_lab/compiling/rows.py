@@ -55,6 +55,7 @@ class CompiledRows:
         announce: takes one line for the user at a time.
         compiler: makes a pass of what is traced.
         taps: layers whose hidden states are put out too.
+        older: masks may be about rows before the new ones too.
     """
 
     def __init__(
@@ -65,9 +66,12 @@ class CompiledRows:
         announce: Announce,
         compiler: PassCompiler = compile_ahead,
         taps: Sequence[int] = (),
+        *,
+        older: bool = False,
     ) -> None:
         self._compiler = compiler
         self._parts = backbone, head, name
+        self._older = older
         self._traced = Rows(backbone, head, taps)
         self._tapped: dict[tuple[int, ...], Self] = {}
         self._keys = Keys(backbone)
@@ -80,7 +84,7 @@ class CompiledRows:
         """Other passes, which put out the hidden states of layers too; the same every time."""
         if (key := tuple(layers)) not in self._tapped:
             parts = *self._parts, self._announce, self._compiler
-            self._tapped[key] = type(self)(*parts, taps=key)
+            self._tapped[key] = type(self)(*parts, taps=key, older=self._older)
         return self._tapped[key]
 
     def takes(self, new: int, cache: KVCache) -> bool:
@@ -102,8 +106,8 @@ class CompiledRows:
         Args:
             tokens: ``[n]`` long.
             positions: ``[n]`` long.
-            mask: ``[n, n]`` bool, who sees whom among the new rows; None: every row sees every
-                key.
+            mask: ``[n, n]`` bool, who sees whom among the new rows, or with ``older`` ``[n, W]``,
+                among the last W keys, W >= n; None: every row sees every key.
             cache: of one sequence, with ``SPARE`` rows to spare and something in it.
 
         Returns:
@@ -111,16 +115,11 @@ class CompiledRows:
         """
         new, size = tokens.shape[0], size_for(tokens.shape[0])
         mask = self._all[:new, :new] if mask is None else mask
-        if cache.positions is not None:
-            cache.record_positions(positions[None])
+        columns = self._keys.noted(positions, size, cache)
         if size > new:
-            more = size - new
-            tokens, positions = (functional.pad(part, (0, more)) for part in (tokens, positions))
-            # Rows of nothing see what is before and themselves, and nobody sees them.
-            mask = functional.pad(mask, (0, more, 0, more))
-            mask.diagonal()[new:] = True
+            tokens = functional.pad(tokens, (0, size - new))
+            positions, mask = padded(positions, mask, size - new)
         keys, values = cache.tensors()
-        columns = self._keys.columns(cache.length + size)
         outputs = self._pass(size)([tokens, positions, mask, columns, *keys, *values])
         cache.advance(new)
         return tuple(output[:new] for output in outputs)
@@ -132,10 +131,12 @@ class CompiledRows:
         if run is None:
             keys, values, columns, shapes = self._keys.example(size)
             numbers = torch.zeros(size, dtype=torch.long)
+            mask = torch.ones(size, size + self._older, dtype=torch.bool)
+            width = {1: torch.export.Dim("width", min=1, max=2**16)} if self._older else {}
             run = self._passes[key] = self._compiler(
                 self._traced,
-                (numbers, numbers.clone(), self._all[:size, :size].clone(), columns, keys, values),
-                ({}, {}, {}, shapes.columns, shapes.rows, shapes.rows),
+                (numbers, numbers.clone(), mask, columns, keys, values),
+                ({}, {}, width, shapes.columns, shapes.rows, shapes.rows),
                 name=f"{self._name}{'-tapped' if self._traced.taps else ''}-{size}-rows",
                 announce=self._announce,
             )
@@ -162,7 +163,7 @@ class Rows(nn.Module):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """``columns``: ``[S]``, 0, 1, 2, …: its length tells how many keys there are."""
+        """``columns``: ``[S]``, as of ``Slices``."""
         cache = Slices(keys, values, columns, tokens.shape[0])
         rows = {"tokens": tokens[None], "positions": positions[None], "mask": mask[None]}
         hidden, *taps = tapped_pass(self.backbone, self.taps, **rows, cache=cache)
@@ -174,7 +175,8 @@ class Slices(Cache):
 
     Args:
         keys, values: of every layer, ``[1, G, C, D]``.
-        columns: ``[S]`` long, 0, 1, 2, ….
+        columns: ``[S]`` long, as many as there are keys: their positions, where layers have a
+            window, else any numbers.
         new: rows of the pass.
     """
 
@@ -199,7 +201,7 @@ class Slices(Cache):
         return keys[:, :, :stop], values[:, :, :stop]
 
     def record_positions(self, positions: Tensor) -> Tensor:
-        """``[1, S]``: a committed row stands at its own number."""
+        """``[1, S]``, of all keys."""
         return torch.cat((self._columns[None, : self.length], positions), dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -209,6 +211,18 @@ class Slices(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Keys that a query of that length sees, and their offset."""
         return self.length + query_length, 0
+
+
+def padded(positions: Tensor, mask: Tensor, more: int) -> tuple[Tensor, Tensor]:
+    """Positions ``[n]`` and mask ``[n, W]`` with so many rows of nothing behind them.
+
+    Those see what is before and themselves, and nobody sees them.
+    """
+    new, width = mask.shape
+    wider = mask.new_zeros(new + more, width + more)
+    wider[:new, :width] = mask
+    wider.diagonal(width - new)[new:] = True
+    return functional.pad(positions, (0, more)), wider
 
 
 class Shapes(NamedTuple):
@@ -234,6 +248,14 @@ class Keys:
         if self._columns.shape[0] < stop:
             self._columns = torch.arange(2 * stop)
         return self._columns[:stop]
+
+    def noted(self, positions: Tensor, size: int, cache: KVCache) -> Tensor:
+        """Note the positions ``[n]`` of new rows; ``[S]`` columns for a pass of N rows."""
+        stop = cache.length + size
+        if cache.positions is None:
+            return self.columns(stop)
+        cache.record_positions(positions[None])
+        return cache.positions[0, :stop]
 
     def example(self, new: int) -> tuple[list[Tensor], list[Tensor], Tensor, Shapes]:
         """Keys, values, columns and their shapes for a pass over ``new`` rows.

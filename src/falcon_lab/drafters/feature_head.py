@@ -223,10 +223,11 @@ class FeatureHead(nn.Module):
             compiler: makes the passes on a CPU.
             recorder: captures graphs; None: on a GPU alone.
         """
-        recorder = recorder or recorder_for(next(self.parameters()).device)
-        if reason := self._uncompilable(graphs=recorder is not None):
-            announce(f"{type(self).__name__} is not compiled: {reason}")
+        if self.offsets is not None:
+            name = type(self).__name__
+            announce(f"{name} is not compiled: it asks for its predictions by queries of its own")
             return self
+        recorder = recorder or recorder_for(next(self.parameters()).device)
         other = copy.copy(self)
         if recorder is None:
             other.passes = CompiledPasses(self, announce, compiler)
@@ -234,14 +235,6 @@ class FeatureHead(nn.Module):
             other.passes = GraphPasses(self, announce, recorder)
         other._decoding = Decoding(other)
         return other
-
-    def _uncompilable(self, *, graphs: bool) -> str | None:
-        """Why there can be no compiled passes, if so."""
-        if self.offsets is not None:
-            return "it asks for its predictions by queries of its own"
-        if self.backbone.window is not None and not graphs:
-            return "its decoder blocks have a sliding window"
-        return None
 
     @property
     def is_compiled(self) -> bool:

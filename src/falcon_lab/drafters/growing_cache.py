@@ -5,7 +5,9 @@ Shapes: B batch, G key/value heads, C capacity, D head size.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from falcon_lab.targets.kv_cache import KVCache
 from falcon_lab.targets.kv_layout import KVLayout
@@ -40,6 +42,10 @@ class GrowingCache(KVCache):
             if layer is not None:
                 for new, old in zip(self._allocate(index, *layer), layer, strict=True):
                     new[:, :, : self.length] = old
+        if self.positions is not None:
+            with torch.inference_mode(False):
+                more = self.capacity - self.positions.shape[1]
+                self.positions = functional.pad(self.positions, (0, more))
         return True
 
     def _valid(self, layer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

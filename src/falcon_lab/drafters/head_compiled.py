@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
-from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, size_for
+from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, padded, size_for
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.head_passes import AtOnce, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
@@ -31,7 +31,7 @@ class CompiledPasses(Passes):
     """A round's passes compiled, each from tokens to logits; prompts go through the modules.
 
     Args:
-        drafter: without queries of its own, or a sliding window.
+        drafter: without queries of its own.
         announce: takes one line for the user at a time.
         compiler: makes the passes.
     """
@@ -121,12 +121,13 @@ class CompiledPass:
         new = before + count * length
         size = before + wide * long
         mask = self._all[:new, :new] if mask is None else mask
+        columns = self._keys.noted(positions, size, cache)
         if size > new:
-            positions, mask = _padded(positions, mask, size - new)
+            positions, mask = padded(positions, mask, size - new)
         keys, values = cache.tensors()
         last, rows = self._index[length - 1 : length], self._index[new - asked : new]
         small = [tokens, features, *remembered, older, positions, mask, last, rows]
-        inputs = [*small, self._keys.columns(cache.length + size), *keys, *values]
+        inputs = [*small, columns, *keys, *values]
         run = self._pass((wide, long, before, asked))
         found, logits, fused, *after = run(inputs)
         cache.advance(new)
@@ -216,12 +217,3 @@ class Traced(nn.Module):
             cache=Slices(keys, values, columns, rows.shape[0]),
         )[0].index_select(0, asked)
         return found, drafter.logits(found), fused, *(after or ())
-
-
-def _padded(positions: Tensor, mask: Tensor, more: int) -> tuple[Tensor, Tensor]:
-    """Rows of nothing behind the others: they see what is before, and nobody sees them."""
-    new, width = mask.shape
-    wider = mask.new_zeros(new + more, width + more)
-    wider[:new, :width] = mask
-    wider.diagonal(width - new)[new:] = True
-    return functional.pad(positions, (0, more)), wider

@@ -5,11 +5,15 @@ Shapes: B batch, T rows, F frontier blocks, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.recording import Recorder
+from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import (
     BuildContext,
@@ -42,6 +46,7 @@ class SpsDrafter(nn.Module):
         block: 1.
         needs: nothing of the target.
         model: the small model.
+        passes: what drafting computes with.
     """
 
     block = 1
@@ -53,7 +58,9 @@ class SpsDrafter(nn.Module):
         self.host: Any = context.host
         self.model = small_model(config, context.host)
         self._first = 1 if config.model is None else 0  # position of the first row
-        self._drafting = Drafting(self.model, self._first)
+        model = self.model
+        self.passes = ModelPasses(model.backbone, model.logits, model.max_positions)
+        self._drafting = Drafting(model, self.passes, self._first)
 
     # --- training ---------------------------------------------------------------------------
 
@@ -86,13 +93,18 @@ class SpsDrafter(nn.Module):
 
     def reset(self, first: Tensor) -> None:
         """Start a text."""
-        self._drafting = Drafting(self.model, self._first)
+        self._drafting = Drafting(self.model, self.passes, self._first)
         if not self._first:
             self._drafting.observe(first.reshape(1), 0)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Memory of the small model's keys and values for such a text."""
-        return self.model.backbone.layout.bytes(self._rows(positions, tree))
+        return self.passes.kv_bytes(self._rows(positions, tree))
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that is taken already, and that the next text takes over."""
+        return self.passes.kv_held
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Take that memory when the first row is computed, and no more later."""
@@ -112,8 +124,31 @@ class SpsDrafter(nn.Module):
         """``[F, 1, V]``: what follows the newest token (the root), or F nodes; no rows beyond the
         positions that the small model was made for."""
         root = frontier.tokens.shape[1] == 0
-        hidden = self._drafting.root() if root else self._drafting.blocks(frontier)
-        if hidden is None:
+        logits = self._drafting.root() if root else self._drafting.blocks(frontier)
+        if logits is None:
             blocks, device = frontier.tokens.shape[0], frontier.tokens.device
             return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
-        return DraftOutput(self.model.logits(hidden), all_proposed=True)
+        return DraftOutput(logits, all_proposed=True)
+
+    # --- compiled passes ----------------------------------------------------------------------
+
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """As ``Compilable``. Prompts go through the modules."""
+        other = copy.copy(self)
+        other.passes = self.passes.compiled(announce, compiler, recorder)
+        other._drafting = Drafting(self.model, other.passes, self._first)
+        return other
+
+    @property
+    def is_compiled(self) -> bool:
+        """As ``Compilable``."""
+        return self.passes.is_compiled
+
+    def prepare(self, longest: int) -> None:
+        """As ``Compilable``."""
+        self.passes.prepare(longest)

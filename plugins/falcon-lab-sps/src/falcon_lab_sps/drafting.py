@@ -5,7 +5,7 @@ every expanded node; a row sees the committed ones, its ancestors and itself. Al
 provisional is dropped when the next round begins, and what was accepted of it is read again along
 with the new token: one pass either way, and a row's numbers never depend on how it was drafted.
 
-Shapes: F frontier blocks, P provisional rows, L committed rows, H hidden.
+Shapes: F frontier blocks, P provisional rows, L committed rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.protocols import Frontier
 from falcon_lab.targets.masks import causal_mask
 from falcon_lab_sps.small_model import SmallModel
@@ -30,11 +31,12 @@ class Drafting:
 
     Args:
         model: what drafts.
+        passes: what it drafts through.
         first: position of the first row, 0 or 1.
     """
 
-    def __init__(self, model: SmallModel, first: int) -> None:
-        self._model = model
+    def __init__(self, model: SmallModel, passes: ModelPasses, first: int) -> None:
+        self._model, self._passes = model, passes
         self._first = first
         self._room = CAPACITY
         self._cache: GrowingCache | None = None
@@ -57,17 +59,17 @@ class Drafting:
             self._read()
 
     def root(self) -> Tensor | None:
-        """``[1, 1, H]`` after the newest token; None when the text is longer than the model's
+        """``[1, 1, V]`` after the newest token; None when the text is longer than the model's
         positions."""
         if not self._fits(self._known - 1):
             return None
-        hidden = self._read()
-        self._visible = torch.empty(1, 0, dtype=torch.bool, device=hidden.device)
+        logits = self._read()
+        self._visible = torch.empty(1, 0, dtype=torch.bool, device=logits.device)
         self._chain, self._depth = True, 0
-        return hidden[None]
+        return logits[None]
 
     def blocks(self, frontier: Frontier) -> Tensor | None:
-        """``[F, 1, H]`` after the nodes of a frontier; None beyond the model's positions."""
+        """``[F, 1, V]`` after the nodes of a frontier; None beyond the model's positions."""
         if self._visible is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         if not self._fits(self._length + self._depth):
@@ -77,20 +79,21 @@ class Drafting:
         visible = torch.cat((self._visible[frontier.parents], own), 1)
         self._chain = self._chain and count == 1
         position = self._first + self._length + self._depth
-        hidden = self._append(
+        logits = self._append(
             frontier.tokens[:, 0],
             torch.full((count,), position, device=device),
             None if self._chain else visible,
+            asked=count,
         )
         self._visible, self._depth = visible, self._depth + 1
-        return hidden[:, None]
+        return logits[:, None]
 
     def _fits(self, row: int) -> bool:
         """Whether the model has a position for a row."""
         return self._first + row < self._model.max_positions
 
     def _read(self) -> Tensor:
-        """Read what was observed; ``[1, H]`` after the newest token."""
+        """Read what was observed; ``[1, V]`` after the newest token."""
         tokens = torch.cat(self._pending)
         self._pending.clear()
         if self._cache is not None:
@@ -100,28 +103,21 @@ class Drafting:
             new, start = part.shape[0], self._first + self._length
             positions = torch.arange(start, start + new, device=part.device)
             mask = causal_mask(new, 0, part.device)[0] if new > 1 else None
-            hidden = self._append(part, positions, mask, causal=new > 1)
+            logits = self._append(part, positions, mask, asked=1, causal=new > 1)
             self._length += new
-        return hidden[-1:]
+        return logits
 
     def _append(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, *, causal: bool = False
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        *,
+        asked: int,
+        causal: bool = False,
     ) -> Tensor:
-        """``[n]`` rows behind those of the cache -> ``[n, H]``."""
-        cache = self._reserve(tokens.shape[0])
-        hidden: Tensor = self._model(
-            tokens=tokens[None],
-            positions=positions[None],
-            mask=None if mask is None else mask[None],
-            cache=cache,
-            causal=causal,
-        )[0]
-        return hidden
-
-    def _reserve(self, new: int) -> GrowingCache:
+        """``[n]`` rows behind those of the cache -> ``[asked, V]`` after the last of them."""
         if self._cache is None:
-            backbone, most = self._model.backbone, self._model.max_positions
-            layers = backbone.config.num_hidden_layers
-            self._cache = GrowingCache(layers, max(self._room, new), backbone.layout, most)
-        self._cache.reserve(self._cache.length + new)
-        return self._cache
+            self._cache = self._passes.new_cache(max(self._room, tokens.shape[0]))
+        known = self._model.known(tokens)
+        return self._passes(known, positions, mask, self._cache, asked=asked, causal=causal)

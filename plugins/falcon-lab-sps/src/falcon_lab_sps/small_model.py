@@ -60,11 +60,13 @@ class SmallModel(nn.Module):
 
         A token that only the target knows is read as the last one of the table.
         """
-        known = self._table.weight.shape[0]
-        if known < self._vocabulary:
-            rows["tokens"] = rows["tokens"].clamp_max(known - 1)
-        hidden: Tensor = self.backbone(**rows)
+        hidden: Tensor = self.backbone(**{**rows, "tokens": self.known(rows["tokens"])})
         return hidden
+
+    def known(self, tokens: Tensor) -> Tensor:
+        """Tokens that the table has, ``[...]`` long."""
+        entries = self._table.weight.shape[0]
+        return tokens.clamp_max(entries - 1) if entries < self._vocabulary else tokens
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., H]`` -> ``[..., V]``: cut, or filled up with ``NEVER``.

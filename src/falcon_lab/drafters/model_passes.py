@@ -1,0 +1,137 @@
+"""The passes of a language model that drafts, from tokens to logits: as they are, or compiled.
+
+Shapes: n new rows, N rows asked for logits, W columns of a mask, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+from torch import Tensor
+
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.graphs import GraphRows
+from falcon_lab.compiling.recording import Recorder, recorder_for
+from falcon_lab.compiling.rows import SPARE, CompiledRows
+from falcon_lab.drafters.growing_cache import GrowingCache
+from falcon_lab.targets.backbone import Backbone
+
+
+class ModelPasses:
+    """A model with a cache of its own, of one sequence.
+
+    A copy for a row of a batch goes through the modules.
+
+    Args:
+        backbone: from tokens to hidden states.
+        head: ``[N, H]`` hidden states -> ``[N, V]`` logits.
+        most: positions that the model was made for.
+    """
+
+    def __init__(self, backbone: Backbone, head: Callable[[Tensor], Tensor], most: int) -> None:
+        self._backbone, self._head, self._most = backbone, head, most
+        self._fast: CompiledRows | GraphRows | None = None
+
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """The same model where it is, through compiled passes, or through graphs on a GPU.
+
+        Prompts go through the modules.
+
+        Args:
+            announce: takes one line for the user at a time.
+            compiler: makes the passes on a CPU.
+            recorder: captures graphs; None: on a GPU alone.
+        """
+        parts = self._backbone, self._head, "drafter", announce
+        device = next(self._backbone.parameters()).device
+        other = copy.copy(self)
+        if (recorder := recorder or recorder_for(device)) is not None:
+            other._fast = GraphRows(*parts, recorder)
+        else:
+            other._fast = CompiledRows(*parts, compiler, older=True)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        backbone, head = copy.deepcopy((self._backbone, self._head), memo)
+        return type(self)(backbone, head, self._most)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether they are."""
+        return self._fast is not None
+
+    def prepare(self, longest: int) -> None:
+        """Compile the passes over up to so many rows now, if they are to be compiled at all."""
+        if isinstance(self._fast, CompiledRows):
+            self._fast.prepare(longest)
+
+    def kv_bytes(self, rows: int) -> int:
+        """Memory of the cache that ``new_cache`` gives for so many rows."""
+        return self._backbone.layout.bytes(self._capacity(rows))
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that is taken already, and that the next cache takes over."""
+        return self._fast.storage.held if isinstance(self._fast, GraphRows) else 0
+
+    def new_cache(self, rows: int) -> GrowingCache:
+        """An empty cache for so many rows; with graphs, the one before is of no use any more."""
+        if isinstance(self._fast, GraphRows):
+            return self._fast.storage.new_cache(rows, self._most)
+        layers, layout = self._backbone.config.num_hidden_layers, self._backbone.layout
+        return GrowingCache(layers, self._capacity(rows), layout, self._most)
+
+    def _capacity(self, rows: int) -> int:
+        if isinstance(self._fast, GraphRows):
+            return self._fast.storage.capacity(rows)
+        return rows + self._spare
+
+    @property
+    def _spare(self) -> int:
+        """Cache rows that a pass needs beyond its own."""
+        return SPARE if isinstance(self._fast, CompiledRows) else 0
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: GrowingCache,
+        *,
+        asked: int,
+        causal: bool = False,
+    ) -> Tensor:
+        """Append rows to the cache, which grows when it must.
+
+        Args:
+            tokens: ``[n]`` long.
+            positions: ``[n]`` long.
+            mask: ``[n, W]`` bool, who sees whom among the last W keys, W >= n, all that is before
+                being seen; None: every row sees every key.
+            cache: earlier rows.
+            asked: N, the last rows of n.
+            causal: ``mask`` is a text's own.
+
+        Returns:
+            Logits, ``[N, V]``.
+        """
+        new, fast = tokens.shape[0], self._fast
+        cache.reserve(cache.length + new + self._spare)
+        if fast is not None and fast.takes(new, cache):
+            logits: Tensor = fast(tokens, positions, mask, cache)[1]
+            return logits[-asked:]
+        hidden = self._backbone(
+            tokens=tokens[None],
+            positions=positions[None],
+            mask=None if mask is None else mask[None],
+            cache=cache,
+            causal=causal,
+        )
+        return self._head(hidden[0, -asked:])
