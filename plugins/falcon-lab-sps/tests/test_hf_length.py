@@ -8,11 +8,12 @@ from falcon_lab_sps import HfLengthConfig
 from falcon_lab_sps.hf_length import HfLength
 from hypothesis import given
 from hypothesis import strategies as st
-from sps_cases import chain, drafter, engine, generate, plain, target
+from sps_cases import drafter, engine, target
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from falcon_lab.protocols import Budget, BuildContext, RoundOutcome
+from falcon_lab.testing import lossless_rounds
 
 
 def controller(**options: int) -> HfLength:
@@ -69,13 +70,13 @@ def test_a_round_without_drafts_tells_nothing_and_a_new_text_starts_anew() -> No
 
 def test_it_limits_what_is_drafted() -> None:
     one = controller(start=2, up=3)
-    out = generate(engine("llama", drafter(), chain(9), one), [3, 1], 40)
-    assert out.tokens == plain("llama", [3, 1], 40)
+    limited = engine("llama", drafter(), {"name": "chain", "depth": 9}, one)
+    rounds = lossless_rounds(limited, [[3, 1]], 40)
     expected = 2
-    for round_ in out.rounds[:-4]:
+    for round_ in rounds[:-4]:
         assert round_.depth == min(expected, 9)
         expected = expected + 3 if round_.accepted == round_.depth else max(1, expected - 1)
-    assert len({round_.depth for round_ in out.rounds[:-4]}) > 1
+    assert len({round_.depth for round_ in rounds[:-4]}) > 1
 
 
 @pytest.mark.parametrize("options", [{"start": 0}, {"up": -1}, {"down": -1}])

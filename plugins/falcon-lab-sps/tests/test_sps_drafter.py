@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,48 +14,37 @@ from falcon_lab_sps.drafter import SpsDrafter
 from falcon_lab_sps.small_model import NEVER, fresh_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
-from sps_cases import (
-    BRANCHED,
-    FAMILIES,
-    POSITIONS,
-    ROOT,
-    VOCAB,
-    chain,
-    drafter,
-    dynamic,
-    engine,
-    generate,
-    model,
-    plain,
-    static,
-    target,
-    tell,
-    tokenizer,
-    uncached,
-)
+from sps_cases import FAMILIES, POSITIONS, ROOT, VOCAB, drafter, engine, target, tell, uncached
 
-from falcon_lab.decoding.batch_engine import BatchEngine
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.protocols import BuildContext, Drafter, Frontier, KeepsRows
+from falcon_lab.targets.target import Target
+from falcon_lab.testing import (
+    TREES,
+    accepted,
+    fit,
+    lossless_rounds,
+    write,
+    write_together,
+)
+from falcon_lab.testing.targets import tiny_model, tiny_tokenizer
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 TOKENS = st.integers(1, VOCAB - 1)
 
 
-def saved(
-    folder: Path, family: str = "llama", vocab: int = VOCAB, words: str = "", **changes: Any
-) -> str:
+CHAIN, BRANCHED, DYNAMIC = TREES.values()
+
+
+def saved(folder: Path, family: str = "llama", vocab: int = VOCAB, **shape: int) -> str:
     """A draft model's folder."""
-    model(family, seed=3, vocab=vocab, **changes).save_pretrained(folder)
-    tokenizer(words or "eabcdfghijkl").save_pretrained(folder)
+    tiny_model(family, seed=3, vocab=vocab, **shape).save_pretrained(folder)
+    tiny_tokenizer(VOCAB).save_pretrained(folder)
     return str(folder)
 
 
 def loaded(folder: str, family: str = "llama") -> SpsDrafter:
-    return SpsDrafter(SpsConfig(model=folder), BuildContext(target(family))).eval()
+    return drafter(family, stir=0, model=folder)
 
 
 # --- the same numbers whichever way they are computed ----------------------------------------
@@ -62,7 +52,7 @@ def loaded(folder: str, family: str = "llama") -> SpsDrafter:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    family=st.sampled_from(sorted(FAMILIES)),
+    family=st.sampled_from(FAMILIES),
     prompt=st.lists(TOKENS, min_size=2, max_size=12),
     part=st.integers(1, 6),
     rounds=st.lists(
@@ -94,7 +84,7 @@ def test_cached_equals_uncached_whatever_was_drafted_before(
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    family=st.sampled_from(sorted(FAMILIES)),
+    family=st.sampled_from(FAMILIES),
     passes=st.lists(
         st.lists(st.tuples(st.integers(0, 9), TOKENS), min_size=1, max_size=4), max_size=4
     ),
@@ -128,66 +118,31 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # --- lossless --------------------------------------------------------------------------------
 
-TREES: dict[str, Any] = {
-    "chain": lambda: chain(4),
-    "branched": lambda: static(BRANCHED),
-    "dynamic": lambda: dynamic(7),
-}
 
-
-@pytest.mark.parametrize(("family", "tree"), [*product(sorted(FAMILIES), TREES)])
+@pytest.mark.parametrize(("family", "tree"), [*product(FAMILIES, TREES)])
 def test_greedy_output_is_the_targets_own(family: str, tree: str) -> None:
-    accepted = 0
-    for seed, prompt in product((1, 2), ([5], [2, 7, 3, 9])):
-        ours = generate(engine(family, drafter(family, seed), TREES[tree]()), prompt, 24)
-        assert ours.tokens == plain(family, prompt, 24)
-        accepted += sum(round_.accepted for round_ in ours.rounds)
-    assert accepted > 0
-
-
-def exact(prompt: list[int], sampling: Sampling) -> torch.Tensor:
-    """``[V, V, V]``: the distribution of the next three tokens."""
-    one = target("llama")
-    after = torch.cartesian_prod(*[torch.arange(VOCAB)] * 2)
-    after = torch.cat((torch.tensor(prompt).expand(len(after), -1), after), 1)
-    positions = torch.arange(after.shape[1]).expand_as(after)
-    logits = one.head(one.teacher(after, torch.zeros_like(after), positions)[:, -3:])
-    p = sampling.probabilities(logits).double().view(VOCAB, VOCAB, 3, VOCAB)
-    return p[0, 0, 0][:, None, None] * p[:, 0, 1][:, :, None] * p[:, :, 2]
+    taken = 0
+    for seed in (1, 2):
+        one = engine(family, drafter(family, seed), TREES[tree])
+        taken += accepted(lossless_rounds(one, [[5], [2, 7, 3, 9]], 24))
+    assert taken > 0
 
 
 @pytest.mark.parametrize("proposal", ["deterministic", "sampled"])
-@pytest.mark.parametrize("shape", ["chain", "branched"])
-def test_sampled_output_follows_the_targets_distribution(shape: str, proposal: str) -> None:
-    tree = chain(3, proposal) if shape == "chain" else static(BRANCHED, proposal)
-    one = engine("llama", drafter("llama", layers=1), tree)
-    generator, prompt = torch.Generator().manual_seed(5), [3, 1, 4]
-    texts = [
-        generate(one, prompt, 4, generator, temperature=1.5, top_k=3).tokens[:3] for _ in range(300)
-    ]
-    numbers = torch.tensor(texts) @ torch.tensor([VOCAB**2, VOCAB, 1])
-    expected = exact(prompt, Sampling(1.5, top_k=3)).flatten()
-    expected = expected / expected.sum() * len(texts)
-    found = torch.bincount(numbers, minlength=VOCAB**3).double()
-    assert not bool(found[expected == 0].any())
-    often, rare = expected >= 5, (expected > 0) & (expected < 5)
-    seen = [*found[often].tolist(), *([float(found[rare].sum())] if rare.any() else [])]
-    wanted = [*expected[often].tolist(), *([float(expected[rare].sum())] if rare.any() else [])]
-    assert len(seen) > 9
-    assert chisquare(seen, wanted).pvalue > 0.01
+@pytest.mark.parametrize("shape", [CHAIN, BRANCHED], ids=["chain", "branched"])
+def test_sampled_output_follows_the_targets_distribution(
+    shape: dict[str, Any], proposal: str
+) -> None:
+    one = engine("llama", drafter("llama", layers=1), shape | {"proposal": proposal})
+    settings = {"samples": 300, "temperature": 1.5, "top_k": 3}
+    assert fit(one, [3, 1, 4], generator=torch.Generator().manual_seed(5), **settings) > 0.01
 
 
 def test_a_row_of_a_batch_is_drafted_for_as_if_alone() -> None:
-    one = engine("gemma3", drafter("gemma3"), static(BRANCHED))
+    one = engine("gemma3", drafter("gemma3"), BRANCHED)
     prompts = [[5, 9, 3], [7], [1, 2, 3, 4, 5, 6, 7, 8], [4, 4]]
-    together = BatchEngine(one, 3).generate(
-        [torch.tensor(prompt) for prompt in prompts],
-        max_new_tokens=16,
-        sampling=Sampling(),
-        generators=[torch.Generator() for _ in prompts],
-        stop=StopCondition(),
-    )
-    alone = [generate(one, prompt, 16) for prompt in prompts]
+    together = write_together(one, prompts, rows=3)
+    alone = [write(one, prompt) for prompt in prompts]
     assert [(text.tokens, text.rounds) for text in together] == [
         (text.tokens, text.rounds) for text in alone
     ]
@@ -201,36 +156,38 @@ def test_a_model_from_a_folder_says_what_hugging_face_says(tmp_path: Path) -> No
     draft, text = loaded(folder), [5, 3, 9, 2]
     draft.reset(torch.tensor(text[0]))
     tell(draft, text[1:])
-    theirs = model("llama", seed=3)(torch.tensor([text])).logits[0, -1]
+    theirs = tiny_model("llama", seed=3, vocab=VOCAB)(torch.tensor([text])).logits[0, -1]
     assert torch.allclose(draft.draft(ROOT).logits[0, 0], theirs, **CLOSE)
 
 
 def test_a_draft_model_may_be_of_another_family(tmp_path: Path) -> None:
     draft = loaded(saved(tmp_path, "gpt2"), "llama")
-    ours = generate(engine("llama", draft, chain(3)), [2, 7], 30)
-    assert ours.tokens == plain("llama", [2, 7], 30)
+    lossless_rounds(engine("llama", draft, CHAIN), [[2, 7]], 30)
 
 
 def test_the_target_as_its_own_draft_model_is_always_right(tmp_path: Path) -> None:
-    model("llama").save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    for tree in (chain(4), static(BRANCHED)):
-        out = generate(engine("llama", loaded(str(tmp_path)), tree), [2, 7, 1], 40)
-        assert {round_.accepted == round_.depth for round_ in out.rounds} == {True}
+    target("llama").model.save_pretrained(tmp_path)
+    tiny_tokenizer(VOCAB).save_pretrained(tmp_path)
+    for tree in (CHAIN, BRANCHED):
+        rounds = lossless_rounds(engine("llama", loaded(str(tmp_path)), tree), [[2, 7, 1]], 40)
+        assert {done.accepted == done.depth for done in rounds} == {True}
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, words="ebacdfghijkl")
-    with pytest.raises(FalconLabError, match=r"another vocabulary .* token 'a' is 2 and 1"):
+    folder = saved(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    words = json.loads(path.read_text())
+    ids = words["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    path.write_text(json.dumps(words))
+    with pytest.raises(FalconLabError, match=rf"another vocabulary .* 'a' is {ids['a']} and"):
         loaded(folder)
 
 
 @pytest.mark.parametrize("rows", [VOCAB, VOCAB + 4])
 def test_tables_may_be_larger_or_smaller_than_the_targets(tmp_path: Path, rows: int) -> None:
-    wide = model("llama", seed=4, vocab=VOCAB + 2)  # two entries that no tokenizer writes
-    from falcon_lab.targets.target import Target
-
-    host = Target(wide, tokenizer(), name="wide")
+    wide = tiny_model("llama", seed=4, vocab=VOCAB + 2)  # two entries that no tokenizer writes
+    host = Target(wide, tiny_tokenizer(VOCAB), name="wide")
     folder = saved(tmp_path, vocab=rows)
     draft = SpsDrafter(SpsConfig(model=folder), BuildContext(host)).eval()
     draft.reset(torch.tensor(VOCAB + 1))  # which a smaller table does not have
@@ -249,26 +206,25 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def test_beyond_the_draft_models_positions_nothing_is_drafted(tmp_path: Path) -> None:
-    draft = loaded(saved(tmp_path, "gpt2", max_position_embeddings=24), "gpt2")
-    out = generate(engine("gpt2", draft, chain(4)), [2, 7, 1], 60)
-    assert out.tokens == plain("gpt2", [2, 7, 1], 60)
-    assert out.rounds[0].depth == 4
-    assert {round_.depth for round_ in out.rounds[-20:]} == {0}
+    draft = loaded(saved(tmp_path, "gpt2", positions=24), "gpt2")
+    rounds = lossless_rounds(engine("gpt2", draft, CHAIN), [[2, 7, 1]], 60)
+    assert rounds[0].depth == 5
+    assert {done.depth for done in rounds[-20:]} == {0}
 
 
 @pytest.mark.parametrize("new", [POSITIONS, 30])
 def test_a_text_may_fill_the_targets_context(new: int) -> None:
-    out = generate(engine("gpt2", drafter("gpt2"), static(BRANCHED)), [2, 7, 1], new)
-    assert out.tokens == plain("gpt2", [2, 7, 1], new)
+    lossless_rounds(engine("gpt2", drafter("gpt2"), BRANCHED), [[2, 7, 1]], new)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_memory_that_is_counted_is_the_memory_that_is_taken(family: str) -> None:
-    draft, tree = drafter(family), dynamic(6)
+    draft = drafter(family)
+    one = engine(family, draft, DYNAMIC)
     assert isinstance(draft, Drafter)
     assert isinstance(draft, KeepsRows)
-    counted = draft.kv_bytes(40, tree)
-    generate(engine(family, draft, tree), [5, 2], 38)
+    counted = draft.kv_bytes(40, one.tree_builder)
+    write(one, [5, 2], 38)
     cache = draft._drafting._cache
     assert cache is not None
     assert cache.nbytes == counted
@@ -277,13 +233,13 @@ def test_the_memory_that_is_counted_is_the_memory_that_is_taken(family: str) -> 
 # --- configuration ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_fresh_model_has_the_shape_that_was_asked_for(family: str) -> None:
     made = fresh_config(SpsConfig(layers=3, hidden=16, heads=2, intermediate=20), target(family))
     assert (made.num_hidden_layers, made.hidden_size, made.num_attention_heads) == (3, 16, 2)
     assert made.n_inner == 20 if family == "gpt2" else made.intermediate_size == 20
     proportional = fresh_config(SpsConfig(hidden=16), target("llama"))
-    assert (proportional.intermediate_size, proportional.num_hidden_layers) == (24, 2)
+    assert (proportional.intermediate_size, proportional.num_hidden_layers) == (32, 2)
 
 
 def test_tied_weights_are_held_once() -> None:
@@ -306,5 +262,5 @@ def test_options_that_contradict_each_other_are_refused(options: Any, said: str)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 heads do not divide"):
+    with pytest.raises(FalconLabError, match="4 heads do not divide"):
         drafter(hidden=30)

@@ -66,6 +66,7 @@ def tiny_config(
         windows = {"sliding_window": WINDOW, "layer_types": kinds}
         return transformers.Gemma3TextConfig(**headed, **windows, query_pre_attn_scalar=hidden // 4)
     if family == "gpt2":
+        del shared["intermediate_size"]  # which is four times the width, by another name
         return transformers.GPT2Config(**shared)
     if family == "gpt_neox":
         # transformers 5.0 reads no other share of rotary dimensions back from a saved file.
