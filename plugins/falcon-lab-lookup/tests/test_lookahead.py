@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,78 +12,33 @@ from falcon_lab_lookup.pool import Pool
 from falcon_lab_lookup.window import Shape, Window, most_tokens, sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
+from lookup_cases import KNOWN, VOCAB, engine, target
 
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.builtins import ChainConfig, FixedConfig, PathsTreeConfig
-from falcon_lab.controllers.fixed import Fixed
-from falcon_lab.decoding.baseline import PlainEngine
-from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.generation import Generation
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation, ReadsProbes
-from falcon_lab.targets.target import Target
-from falcon_lab.trees.chain import Chain
-from falcon_lab.trees.paths_tree import PathsTree
+from falcon_lab.protocols import Drafter, Frontier, Observation, ReadsProbes
+from falcon_lab.testing import (
+    accepted,
+    build_drafter,
+    fit,
+    lossless_rounds,
+    write,
+    write_together,
+)
 
-VOCAB = 16
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 96,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-}
-CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
-    "llama": (LlamaConfig, {"intermediate_size": 48}),
-    "gpt2": (GPT2Config, {}),
-    "mistral": (
-        MistralConfig,
-        {"intermediate_size": 48, "num_key_value_heads": 2, "sliding_window": 8},
-    ),
-}
-
-
-@cache
-def target(family: str = "llama") -> Target:
-    """A random model that repeats itself, as random models do."""
-    kind, own = CONFIGS[family]
-    words: Any = SimpleNamespace(get_vocab=dict, eos_token_id=None)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = AutoModelForCausalLM.from_config(kind(**SHAPE, **own), dtype=torch.float32)
-    return Target(made, words, name=family)
-
-
-def context(family: str = "llama") -> BuildContext:
-    return BuildContext(target(family))
+FAMILIES = ("gpt2", "llama", "mistral")
 
 
 def drafter(family: str = "llama", **options: Any) -> LookaheadDrafter:
-    return LookaheadDrafter(LookaheadConfig(**options), context(family))
-
-
-def engine(family: str, made: Drafter, tree: Any = None) -> SpeculativeEngine:
-    block = BuildContext(target(family), made.block)
-    tree = tree or PathsTree(PathsTreeConfig(), block)
-    return SpeculativeEngine(
-        target(family), made, tree, Auto(None, block), Fixed(FixedConfig(), block)
+    made: LookaheadDrafter = build_drafter(
+        target(family), {"name": "lookahead", **options}, components=KNOWN
     )
+    return made
 
 
-def generate(one: Any, prompt: list[int], new: int, **sampling: Any) -> Generation:
-    return one.generate(
-        torch.tensor(prompt),
-        max_new_tokens=new,
-        sampling=Sampling(**sampling),
-        generator=torch.Generator().manual_seed(3),
-        stop=StopCondition(),
-    )
+def looking(family: str = "llama", *, nodes: int = 32, **options: Any) -> SpeculativeEngine:
+    """An engine that verifies the paths that are found."""
+    tree = {"name": "paths", "nodes": nodes}
+    return engine(target(family), drafter(family, **options), tree=tree)
 
 
 # --- the window ------------------------------------------------------------------------------
@@ -155,7 +108,7 @@ class Literal:
             else:
                 path = levels[0][:place] + [level[place] for level in levels[1:]]
             tokens = torch.tensor(text + path)
-            one = target("llama")
+            one = target()
             logits = one.prefill(tokens, one.new_cache(len(tokens))).logits[-1]
             new.append(int(logits.argmax()))
         for first, gram in self.window.advance(text[-1], new):
@@ -182,39 +135,31 @@ def test_window_and_pool_are_what_single_passes_give(options: dict[str, int]) ->
             guess = type(made._random)(config.seed).choices(text, k=count)
             literal.append(Literal(config.ngram, config.window, guess))
 
-    engine("llama", made).generate(
-        torch.tensor(prompt),
-        max_new_tokens=40,
-        sampling=Sampling(),
-        generator=torch.Generator(),
-        stop=StopCondition(),
-        on_round=compare,
-    )
+    write(engine(target(), made, tree={"name": "paths"}), prompt, 40, on_round=compare)
     assert sum(map(len, literal[0].pool.grams.values())) > 5
 
 
 # --- lossless --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("options", [{}, {"ngram": 3, "window": 2, "guesses": 3}])
 def test_greedy_output_is_the_targets_own_and_guesses_are_right(
     family: str, options: dict[str, int]
 ) -> None:
-    made, accepted = drafter(family, **options), 0
+    one, taken = looking(family, **options), 0
+    config: LookaheadConfig = one.drafter.config  # type: ignore[attr-defined]
+    probes = {sum(sizes(config.ngram, config.window, levels)) for levels in (1, 2)}
     for prompt in ([5], [1, 2, 3], [7, 7, 2, 9, 4, 1]):
-        ours = generate(engine(family, made), prompt, 60)
-        assert ours.tokens == generate(PlainEngine(target(family)), prompt, 60).tokens
-        accepted += sum(round_.accepted for round_ in ours.rounds)
-        assert {round_.probes for round_ in ours.rounds[:2]} == {
-            sum(sizes(made.config.ngram, made.config.window, levels)) for levels in (1, 2)
-        }
-    assert accepted > 30
+        rounds = lossless_rounds(one, [prompt], 60)
+        taken += accepted(rounds)
+        assert {done.probes for done in rounds[:2]} == probes
+    assert taken > 30
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
-    family=st.sampled_from(sorted(CONFIGS)),
+    family=st.sampled_from(FAMILIES),
     prompt=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=8),
     new=st.integers(1, 95),
     ngram=st.integers(3, 6),
@@ -224,67 +169,32 @@ def test_greedy_output_is_the_targets_own_and_guesses_are_right(
     nodes=st.integers(0, 12),
 )
 def test_and_with_any_options_up_to_the_end_of_the_context(
-    family: str, prompt: list[int], new: int, nodes: int, **options: Any
+    family: str, prompt: list[int], new: int, **options: Any
 ) -> None:
-    made = drafter(family, **options)
-    tree = PathsTree(PathsTreeConfig(nodes=nodes), context(family))
-    ours = generate(engine(family, made, tree), prompt, new)
-    theirs = generate(PlainEngine(target(family)), prompt, new)
-    assert (ours.tokens, ours.finish) == (theirs.tokens, theirs.finish)
+    lossless_rounds(looking(family, **options), [prompt], new)
 
 
 def test_a_seed_gives_the_targets_own_text_when_sampling() -> None:
-    made = drafter(from_text=True)
+    one = looking(from_text=True)
     for temperature in (0.4, 1.0):
-        ours = generate(engine("llama", made), [3, 1], 60, temperature=temperature)
-        plain = generate(PlainEngine(target()), [3, 1], 60, temperature=temperature)
-        assert ours.tokens == plain.tokens
+        lossless_rounds(one, [[3, 1]], 60, temperature=temperature)
 
 
 def test_sampled_output_follows_the_targets_distribution() -> None:
-    one, prompt, sampling = (
-        engine("llama", drafter(from_text=True)),
-        [1, 2, 1, 2, 1],
-        Sampling(1, 3),
-    )
-    generator = torch.Generator().manual_seed(11)
-    samples = [
-        one.generate(
-            torch.tensor(prompt),
-            max_new_tokens=3,
-            sampling=sampling,
-            generator=generator,
-            stop=StopCondition(),
-        ).tokens
-        for _ in range(400)
-    ]
-    first = torch.tensor([text[0] for text in samples]).mode().values.item()
-    known = torch.tensor([*prompt, int(first)])
-    exact = sampling.probabilities(target().prefill(known, target().new_cache(6)).logits[-1])
-    seen = torch.tensor([text[1] for text in samples if text[0] == first])
-    found = torch.bincount(seen, minlength=VOCAB).double()
-    expected = exact.double() / exact.double().sum() * len(seen)
-    likely = expected > 0
-    assert int(likely.sum()) == 3
-    assert not bool(found[~likely].any())
-    assert chisquare(found[likely].numpy(), expected[likely].numpy()).pvalue > 0.01
+    one, generator = looking(from_text=True), torch.Generator().manual_seed(11)
+    settings = {"samples": 300, "temperature": 1.0, "top_k": 3}
+    assert fit(one, [1, 2, 1, 2, 1], generator=generator, **settings) > 0.01
 
 
 def test_a_row_of_a_batch_has_its_own_window_and_pool() -> None:
-    one = engine("mistral", drafter("mistral", from_text=True))
+    one = looking("mistral", from_text=True)
     prompts = [[5, 9, 3], [7], [1, 2, 1, 2, 1, 2, 1], [4, 4]]
-    together = BatchEngine(one, 3).generate(
-        [torch.tensor(prompt) for prompt in prompts],
-        max_new_tokens=30,
-        sampling=Sampling(),
-        generators=[torch.Generator() for _ in prompts],
-        stop=StopCondition(),
-    )
-    alone = [generate(one, prompt, 30) for prompt in prompts]
+    together = write_together(one, prompts, 30, rows=3)
+    alone = [write(one, prompt, 30) for prompt in prompts]
     assert [(text.tokens, text.rounds) for text in together] == [
         (text.tokens, text.rounds) for text in alone
     ]
-    assert sum(round_.accepted for text in alone for round_ in text.rounds) > 5
+    assert sum(accepted(text.rounds) for text in alone) > 5
 
 
 # --- the drafter -----------------------------------------------------------------------------
@@ -303,10 +213,8 @@ def test_its_drafts_are_the_n_grams_of_the_newest_token() -> None:
 
 def test_a_chain_takes_the_newest_n_gram() -> None:
     made = drafter(from_text=True)
-    tree = Chain(ChainConfig(depth=made.block), BuildContext(target(), made.block))
-    ours = generate(engine("llama", made, tree), [3, 1, 4], 60)
-    assert ours.tokens == generate(PlainEngine(target()), [3, 1, 4], 60).tokens
-    assert sum(round_.accepted for round_ in ours.rounds) > 10
+    one = engine(target(), made, tree={"name": "chain", "depth": made.block})
+    assert accepted(lossless_rounds(one, [[3, 1, 4]], 60)) > 10
 
 
 def test_it_is_a_drafter_that_reads_probes_and_says_how_many() -> None:
