@@ -8,12 +8,16 @@ Shapes: B batch, T rows, n heads (the block k), r rows, F frontier blocks, H hid
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.fixed import FixedPass
+from falcon_lab.compiling.recording import Recorder
 from falcon_lab.protocols import (
     BuildContext,
     DrafterInputs,
@@ -65,6 +69,7 @@ class MedusaDrafter(nn.Module):
         own = config.block if config.head == "own" else 0
         self.heads = nn.ModuleList(self.host.copy_head() for _ in range(own))
         self._newest: Tensor | None = None  # [H], h_t
+        self._fast: FixedPass | None = None
 
     # --- training ---------------------------------------------------------------------------
 
@@ -118,9 +123,51 @@ class MedusaDrafter(nn.Module):
             return DraftOutput(nothing)
         if self._newest is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
-        hidden = self._trunk(self._newest)
+        says = self.guess if self._fast is None else self._fast
+        logits, hidden = says(self._newest)
+        return DraftOutput(logits[None], hidden[None], all_proposed=True)
+
+    def guess(self, newest: Tensor) -> tuple[Tensor, Tensor]:
+        """``[H]``, h_t -> logits ``[n, V]`` and what they are made of, ``[n, H]``."""
+        hidden = self._trunk(newest)
         if self.heads:
             logits = torch.stack([head(row) for head, row in zip(self.heads, hidden, strict=True)])
         else:
-            logits = self.host.head(hidden.to(self._newest.dtype))
-        return DraftOutput(logits[None], hidden[None], all_proposed=True)
+            logits = self.host.head(hidden.to(newest.dtype))
+        return logits, hidden
+
+    # --- compiled passes ----------------------------------------------------------------------
+
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """As ``Compilable``: all heads together are one pass."""
+        host, other = self.host, copy.copy(self)
+        example = torch.zeros(host.hidden_size, dtype=host.dtype, device=host.device)
+        other._fast = FixedPass(Guess(self), (example,), "drafter", announce, compiler, recorder)
+        return other
+
+    @property
+    def is_compiled(self) -> bool:
+        """As ``Compilable``."""
+        return self._fast is not None
+
+    def prepare(self, longest: int) -> None:
+        """As ``Compilable``; the pass is the same however many tokens there are."""
+        if self._fast is not None:
+            self._fast.prepare()
+
+
+class Guess(nn.Module):
+    """What is compiled."""
+
+    def __init__(self, drafter: MedusaDrafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(self, newest: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``MedusaDrafter.guess``."""
+        return self.drafter.guess(newest)
