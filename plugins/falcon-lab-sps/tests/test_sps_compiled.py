@@ -7,29 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from falcon_lab_sps import SpsConfig
 from falcon_lab_sps.drafter import SpsDrafter
-from sps_cases import (
-    FAMILIES,
-    ROOT,
-    VOCAB,
-    chain,
-    drafter,
-    dynamic,
-    engine,
-    generate,
-    model,
-    plain,
-    target,
-    tell,
-    tokenizer,
-)
+from sps_cases import FAMILIES, ROOT, VOCAB, drafter, engine, target, tell
 
-from falcon_lab.decoding.batch_engine import BatchEngine
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.protocols import BuildContext, Compilable, Frontier
+from falcon_lab.protocols import Compilable, Frontier
+from falcon_lab.testing import TREES, plain_text, write, write_together
 from falcon_lab.testing.compiling import Pretend, Repeating
+from falcon_lab.testing.targets import tiny_model, tiny_tokenizer
 
 LENGTHS = [9, 1, 2, 4, 1, 5]
 
@@ -40,9 +24,9 @@ def quiet(line: str) -> None:
 
 def loaded(folder: Path, family: str) -> SpsDrafter:
     """A model that was there before; Gemma's has layers with a sliding window."""
-    model(family, seed=3).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return SpsDrafter(SpsConfig(model=str(folder)), BuildContext(target(family))).eval()
+    tiny_model(family, seed=3, vocab=VOCAB).save_pretrained(folder)
+    tiny_tokenizer(VOCAB).save_pretrained(folder)
+    return drafter(family, stir=0, model=str(folder))
 
 
 @torch.inference_mode()
@@ -87,14 +71,13 @@ def test_compiled_passes_and_graphs_predict_what_the_model_predicts(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tree", [chain(4), dynamic(8)])
-def test_greedy_text_with_everything_compiled_is_the_target_s(family: str, tree: Any) -> None:
-    compiler = Pretend()
-    made = drafter(family).compiled(quiet, compiler)
-    one = engine(family, made, tree)
-    one.target = target(family).compiled(quiet, compiler)
+@pytest.mark.parametrize("tree", TREES)
+def test_greedy_text_with_everything_compiled_is_the_target_s(family: str, tree: str) -> None:
+    compiler, model = Pretend(), target(family)
+    one = engine(family, drafter(family).compiled(quiet, compiler), TREES[tree])
+    one.target = model.compiled(quiet, compiler)
     for prompt, new in (([3, 1, 4, 1, 5], 30), ([2], 20)):
-        assert generate(one, prompt, new).tokens == plain(family, prompt, new)
+        assert write(one, prompt, new).tokens == plain_text(model, prompt, new)
     assert any(name.startswith("target") for name in compiler.names)
     assert any(name.startswith("drafter") for name in compiler.names)
 
@@ -103,16 +86,17 @@ def test_the_passes_of_a_round_are_there_before_it_is_timed() -> None:
     compiler = Pretend()
     made = drafter().compiled(quiet, compiler)
     assert isinstance(made, Compilable)
-    made.prepare(5)
+    made.prepare(6)
     assert compiler.names == [f"drafter-{rows}-rows" for rows in (1, 2, 4, 6)]
-    generate(engine("llama", made, chain(4)), [2, 4], 20)
+    write(engine("llama", made, TREES["a chain"]), [2, 4], 20)
     assert len(compiler.names) == 4
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_memory_is_counted_exactly(graphs: bool) -> None:
     recorder = Repeating() if graphs else None
-    made, tree = drafter().compiled(quiet, Pretend(), recorder), chain(3)
+    made = drafter().compiled(quiet, Pretend(), recorder)
+    tree = engine("llama", made, TREES["a dynamic tree"]).tree_builder
     for positions in (40, 10, 90):
         expected = made.kv_bytes(positions, tree)
         made.reset(torch.tensor(1))
@@ -144,12 +128,8 @@ def test_rows_that_outgrow_their_memory_are_read_right() -> None:
 def test_a_batch_goes_through_the_modules(recorder: Repeating | None) -> None:
     compiler, prompts = Pretend(), [[5, 9, 3], [7], [1, 2, 3, 4, 5, 6, 7, 8]]
     made = drafter().compiled(quiet, compiler, recorder)
-    together = BatchEngine(engine("llama", made, chain(3)), 2).generate(
-        [torch.tensor(prompt) for prompt in prompts],
-        max_new_tokens=16,
-        sampling=Sampling(),
-        generators=[torch.Generator() for _ in prompts],
-        stop=StopCondition(),
-    )
-    assert [one.tokens for one in together] == [plain("llama", prompt, 16) for prompt in prompts]
-    assert compiler.calls == (0 if recorder is None else recorder.replays)
+    together = write_together(engine("llama", made, TREES["a chain"]), prompts, 16)
+    alone = [plain_text(target(), prompt, 16) for prompt in prompts]
+    assert [one.tokens for one in together] == alone
+    assert compiler.calls == 0
+    assert recorder is None or recorder.replays == 0
