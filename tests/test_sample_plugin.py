@@ -5,84 +5,50 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.builtins import FixedConfig
+from falcon_lab import testing
 from falcon_lab.components import Components
-from falcon_lab.controllers.fixed import Fixed
-from falcon_lab.decoding.baseline import PlainEngine
-from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.losslessness import greedy_equality
-from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.plugins import Registrar
 from falcon_lab.protocols import (
     BuildContext,
-    DrafterInputs,
     Frontier,
     GlanceRows,
     Observation,
     TrainableDrafter,
     is_trainable,
 )
-from tiny_models import tiny_target
 
 
 @pytest.fixture
 def components(monkeypatch: pytest.MonkeyPatch) -> Iterator[Components]:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "sample_plugin" / "src"))
-    import falcon_lab_sample
-
-    registrar = Registrar("falcon-lab-sample", "0.3.0")
-    falcon_lab_sample.register_components(registrar)
-    yield Components(registrar.components)
+    folder = Path(__file__).parent / "sample_plugin"
+    monkeypatch.syspath_prepend(str(folder / "src"))
+    yield testing.components_of(folder)
     for name in [name for name in sys.modules if name.startswith("falcon_lab_sample")]:
         del sys.modules[name]
-
-
-def rows(target: Any, tokens: Tensor) -> DrafterInputs:
-    """Packed rows of one document: the token one step ahead beside the target's feature."""
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    documents = torch.zeros_like(tokens)
-    features = target.teacher(tokens, documents, positions)
-    generator = torch.Generator().manual_seed(0)
-    return DrafterInputs(
-        tokens[:, 1:], features[:, :-1], documents[:, 1:], positions[:, 1:], generator
-    )
 
 
 @pytest.mark.parametrize(("width", "depth"), [(1, 1), (1, 4), (3, 1), (3, 4)])
 def test_decoding_with_the_samples_is_lossless(
     components: Components, width: int, depth: int
 ) -> None:
-    target = tiny_target()
-    drafter = components.build("drafter", {"name": "sample-mlp"}, BuildContext(target))
-    context = BuildContext(target, drafter.block)
+    target = testing.tiny_target()
+    drafter = testing.build_drafter(target, {"name": "sample-mlp"}, components=components)
     node = {"name": "sample-rake", "width": width, "depth": depth}
-    engine = SpeculativeEngine(
-        target,
-        drafter,
-        components.build("tree_builder", node, context),
-        Auto(None, context),
-        Fixed(FixedConfig(), context),
-    )
-    prompts = [torch.tensor(prompt) for prompt in ([5], [7, 9, 11, 3], [20, 21])]
-    stop = StopCondition(target.eos_ids)
-    result = greedy_equality(PlainEngine(target), engine, prompts, max_new_tokens=12, stop=stop)
-    assert result.passed, result.verdict
+    engine = testing.engine(target, drafter, tree=node, components=components)
+    testing.lossless_rounds(engine, [[5], [7, 9, 11, 3], [20, 21]], 12)
 
 
 def test_the_drafter_learns_and_drafts_as_it_was_trained(components: Components) -> None:
-    torch.manual_seed(0)
-    target = tiny_target()
-    drafter = components.build("drafter", {"name": "sample-mlp"}, BuildContext(target))
+    target = testing.tiny_target()
+    drafter = testing.build_drafter(target, {"name": "sample-mlp"}, components=components)
     assert isinstance(drafter, TrainableDrafter)
     assert is_trainable(drafter)
-    inputs = rows(target, torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(1)))
+    tokens = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+    batch = testing.packed([[row] for row in tokens])
+    inputs = testing.training_inputs(target, drafter, batch, torch.Generator().manual_seed(0))
     losses = []
     optimizer = torch.optim.Adam(drafter.parameters(), lr=1e-2)
     for _ in range(30):
@@ -107,7 +73,7 @@ def test_the_drafter_learns_and_drafts_as_it_was_trained(components: Components)
 def test_the_schedule_shows_wrong_rows_that_are_not_the_last_of_their_block(
     components: Components,
 ) -> None:
-    target = tiny_target()
+    target = testing.tiny_target()
     schedule = components.build(
         "schedule", {"name": "sample-step", "ratio": 1.0, "until": 0.5}, BuildContext(target)
     )

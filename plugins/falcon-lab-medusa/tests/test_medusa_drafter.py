@@ -21,8 +21,6 @@ from falcon_lab.protocols import (
 from falcon_lab.testing import packed, training_inputs
 
 ROOT = Frontier.root(torch.device("cpu"))
-
-
 TEXT = torch.randint(0, 12, (2, 10), generator=torch.Generator().manual_seed(3))
 WHOLE = packed([[row] for row in TEXT])
 SPLIT = packed([[row[:6], row[6:]] for row in TEXT])
