@@ -15,6 +15,9 @@ from falcon_lab.targets.target import Target
 FOLDER = Path(__file__).parents[1]
 KNOWN = testing.components_of(FOLDER)
 FAMILIES = ("llama", "qwen2", "gpt2")
+TEXT = torch.randint(0, 12, (2, 20), generator=torch.Generator().manual_seed(3))
+WHOLE = [[row] for row in TEXT]
+SPLIT = [[row[:8], row[8:]] for row in TEXT]
 
 target = cache(partial(testing.tiny_target, vocab=12, layers=3))
 engine = partial(testing.engine, components=KNOWN)

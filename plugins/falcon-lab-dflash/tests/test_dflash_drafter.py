@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dflash_cases import KNOWN, drafter, engine, inputs, seen, target
+from dflash_cases import KNOWN, SPLIT, TEXT, WHOLE, drafter, engine, inputs, seen, target
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import draw_anchors
 from falcon_lab_dflash.drafter import spread
@@ -28,9 +28,6 @@ from falcon_lab.protocols import (
 from falcon_lab.testing import packed
 
 ROOT = Frontier.root(torch.device("cpu"))
-TEXT = torch.randint(0, 12, (2, 20), generator=torch.Generator().manual_seed(3))
-WHOLE = [[row] for row in TEXT]
-SPLIT = [[row[:8], row[8:]] for row in TEXT]
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
 
