@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.compiling import traced
 from fakes.recording import Refusing, Repeating
 from falcon_lab.compiling.fixed import FixedPass
-from falcon_lab.testing.compiling import Pretend
+from falcon_lab.testing.compiling import Pretend, traced
 
 
 class Two(nn.Module):

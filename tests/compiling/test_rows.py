@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes.compiling import traced
 from falcon_lab.compiling.rows import SIZES, SPARE, CompiledRows, size_for
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.target import Target
-from falcon_lab.testing.compiling import Pretend
+from falcon_lab.testing.compiling import Pretend, traced
 from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
 from tiny_models import FAMILIES, tiny_target
 

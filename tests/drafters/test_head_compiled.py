@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes.compiling import traced
 from fakes.decoding import chain, generate, plain, speculative
 from falcon_cases import HIDDEN, drafter, rows
 from falcon_lab.builtins import FalconConfig
@@ -17,7 +16,7 @@ from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse, Fusing, State
 from falcon_lab.protocols import BuildContext, Frontier, Observation
 from falcon_lab.targets.backbone import Backbone
-from falcon_lab.testing.compiling import Pretend
+from falcon_lab.testing.compiling import Pretend, traced
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_target
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes.compiling import traced
 from fakes.recording import Refusing, Repeating
 from falcon_lab.errors import FalconLabError
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.lean import FAMILIES as LEAN
 from falcon_lab.targets.taps import Taps
 from falcon_lab.targets.target import Target, TargetOutput
-from falcon_lab.testing.compiling import Pretend
+from falcon_lab.testing.compiling import Pretend, traced
 from graph_cases import tree_of
 from tiny_models import FAMILIES, tiny_target
 

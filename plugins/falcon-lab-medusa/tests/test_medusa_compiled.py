@@ -10,7 +10,7 @@ from medusa_cases import FAMILIES, drafter, engine, target
 
 from falcon_lab.protocols import Compilable, Frontier, Observation
 from falcon_lab.testing import plain_text, write, write_together
-from falcon_lab.testing.compiling import Pretend, Repeating
+from falcon_lab.testing.compiling import Pretend, Repeating, traced
 
 OPTIONS: list[dict[str, Any]] = [{}, {"head": "shared", "block": 3, "layers": 2}]
 TREES: list[dict[str, Any]] = [{"name": "chain", "depth": 3}, {"name": "optimal", "nodes": 12}]
@@ -26,8 +26,9 @@ def test_compiled_heads_say_what_the_modules_say(family: str, options: dict[str,
     model, compiler, recorder = target(family), Pretend(), Repeating()
     made = drafter(model, **options)
     fast = [made.compiled(quiet, compiler), made.compiled(quiet, recorder=recorder)]
+    fast.append(made.compiled(quiet, traced))
     assert isinstance(fast[0], Compilable)
-    assert [one.is_compiled for one in (made, *fast)] == [False, True, True]
+    assert [one.is_compiled for one in (made, *fast)] == [False, True, True, True]
     for one in fast:
         one.prepare(5)
     tokens, features = torch.tensor([5, 3]), torch.randn(6, 2, model.hidden_size)

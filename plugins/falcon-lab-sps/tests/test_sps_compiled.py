@@ -12,7 +12,7 @@ from sps_cases import FAMILIES, ROOT, VOCAB, drafter, engine, target, tell
 
 from falcon_lab.protocols import Compilable, Frontier
 from falcon_lab.testing import TREES, plain_text, write, write_together
-from falcon_lab.testing.compiling import Pretend, Repeating
+from falcon_lab.testing.compiling import Pretend, Repeating, traced
 from falcon_lab.testing.targets import tiny_model, tiny_tokenizer
 
 LENGTHS = [9, 1, 2, 4, 1, 5]
@@ -68,6 +68,12 @@ def test_compiled_passes_and_graphs_predict_what_the_model_predicts(
         same(rounds(compiled, seed), expected)
         same(rounds(replayed, seed), expected)
     assert compiler.calls == recorder.replays == 2 * (9 * len(LENGTHS) - 1)  # but the prompts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_passes_can_be_traced(family: str) -> None:
+    made = drafter(family)
+    same(rounds(made.compiled(quiet, traced)), rounds(made))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -53,6 +53,25 @@ class Pretend:
         return run
 
 
+def traced(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    dynamic_shapes: tuple[Any, ...],
+    *,
+    name: str,
+    announce: Announce,
+) -> Compiled:
+    """A compiler that traces, as ``compile_ahead`` does, and goes no further."""
+    with torch.no_grad():
+        program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes).module()
+
+    def run(flat: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return list(program(*unflattened(flat, inputs)))
+
+    return run
+
+
 class Repeating:
     """Runs again what it was given, and fills the same outputs, as a graph does.
 

@@ -10,11 +10,15 @@ context, L tapped layers, k block, F frontier blocks, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.recording import Recorder, recorder_for
 from falcon_lab.protocols import (
     BuildContext,
     DrafterInputs,
@@ -29,8 +33,10 @@ from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
 from falcon_lab_dflash.cache import ContextCache
 from falcon_lab_dflash.layers import DraftModel, Shape
+from falcon_lab_dflash.passes import CompiledRounds, ReplayedRounds, Rounds
 
 MOST_TAPS = 5
+Behind = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ROOM = 512  # rows of context when nobody has said how long the text will get
 
 
@@ -56,7 +62,9 @@ class DFlashDrafter(nn.Module):
         self.model = DraftModel(shape, config.layers, len(self.taps))
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
         self._anchors = config.anchors
-        self._cache = ContextCache(ROOM, self.block + 1)
+        self._fast: Rounds | None = None
+        self._cache = self._new_cache(ROOM)
+        self._pending: list[Tensor] = []  # [M, L, H] each, not yet in the cache
         self._root: Tensor | None = None  # 0-d
 
     # --- training ---------------------------------------------------------------------------
@@ -126,28 +134,61 @@ class DFlashDrafter(nn.Module):
 
     def reset(self, first: Tensor) -> None:
         """Start a text."""
-        self._cache = ContextCache(ROOM, self.block + 1)
+        self._pending.clear()
         self._root = None
+        if isinstance(self._fast, ReplayedRounds):
+            self._cache.clear()
+        else:
+            self._cache = self._new_cache(ROOM)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Memory of the context's keys and values, and of a block's."""
         shape, layers = self.model.shape, len(self.model.layers)
         row = 2 * layers * shape.groups * shape.head * self.mask.element_size()
-        return (positions + self.block + 1) * row
+        return max((positions + self._spare) * row, self.kv_held)
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that the next text takes over."""
+        return self._cache.nbytes if isinstance(self._fast, ReplayedRounds) else 0
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Take that memory when the first row comes, and no more later."""
-        self._cache = ContextCache(positions + self.block + 1, self.block + 1)
+        room = positions + self._spare
+        if isinstance(self._fast, ReplayedRounds):
+            self._cache.clear(room)
+        else:
+            self._cache = self._new_cache(room)
+
+    @property
+    def _spare(self) -> int:
+        """Rows behind the context that are only written for a pass."""
+        return self.block + 1 if self._fast is None else self._fast.spare
+
+    def _new_cache(self, room: int) -> ContextCache:
+        return ContextCache(room, self._spare)
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Give the draft layers what the target made of new positions."""
+        """Give the draft layers what the target made of new positions.
+
+        A compiled pass does that together with the next draft.
+        """
         if observation.taps is None:
             raise ValueError("dflash reads hidden states of the target's layers: give it taps")
-        new, start = len(observation.tokens), self._cache.length
-        positions = torch.arange(start, start + new, device=observation.tokens.device)[None]
-        self._cache.append(*self.model.context(observation.taps[None], positions))
         self._root = observation.tokens[-1]
+        self._pending.append(observation.taps)
+        new = sum(len(taps) for taps in self._pending)
+        if observation.remaining or self._fast is None or not self._fast.takes(new, self._cache):
+            self._read()
+
+    def _read(self) -> None:
+        """Compute the context that is pending."""
+        taps = torch.cat(self._pending)
+        self._pending.clear()
+        start = self._cache.length
+        positions = torch.arange(start, start + len(taps), device=taps.device)[None]
+        self._cache.append(*self.model.context(taps[None], positions))
 
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
@@ -157,18 +198,70 @@ class DFlashDrafter(nn.Module):
             return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
         if self._root is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
-        root = self.host.embed(self._root)[None].to(self.model.dtype)
-        hidden = torch.cat([root, self.mask.expand(self.block, -1)])[None]
-        start = self._cache.length
-        positions = torch.arange(start, start + self.block + 1, device=hidden.device)[None]
-        rotation = self.model.rotation(positions)
+        if self._fast is not None and self._pending:
+            taps = torch.cat(self._pending)
+            self._pending.clear()
+            logits, features = self._fast(taps, self._root, self._cache)
+        else:
+            if self._pending:
+                self._read()
+            start = self._cache.length
+            positions = torch.arange(start, start + self.block + 1, device=self._root.device)
+            logits, features = self.guess(self._root, positions, self._cache.with_block, None)
+        return DraftOutput(logits[None], features[None], all_proposed=True)
+
+    def guess(
+        self, root: Tensor, positions: Tensor, behind: Behind, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The block behind a context.
+
+        Args:
+            root: 0-d long.
+            positions: ``[k + 1]`` long.
+            behind: takes a layer's number, and keys and values of the block; gives those of
+                context and block.
+            mask: ``[1, k + 1, S]`` bool; None: all see all.
+
+        Returns:
+            Logits ``[k, V]`` and what they are made of, ``[k, H]``.
+        """
+        embedded = self.host.embed(root)[None].to(self.model.dtype)
+        hidden = torch.cat([embedded, self.mask.expand(self.block, -1)])[None]
+        rotation = self.model.rotation(positions[None])
         for number, layer in enumerate(self.model.layers):
             normed = layer.normed(hidden)
-            both = self._cache.with_block(number, *layer.keys_values(normed, rotation))
-            hidden = layer(hidden, normed, rotation, *both, None)
-        features = self.model.norm(hidden)[:, 1:]
-        logits = self.host.head(features.to(self.host.dtype))
-        return DraftOutput(logits, features, all_proposed=True)
+            both = behind(number, *layer.keys_values(normed, rotation))
+            hidden = layer(hidden, normed, rotation, *both, mask)
+        features = self.model.norm(hidden)[0, 1:]
+        return self.host.head(features.to(self.host.dtype)), features
+
+    # --- compiled passes ----------------------------------------------------------------------
+
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """As ``Compilable``: what a round adds to the context and its block are one pass."""
+        other = copy.copy(self)
+        recorder = recorder or recorder_for(self.mask.device)
+        if recorder is None:
+            other._fast = CompiledRounds(self, announce, compiler)
+        else:
+            other._fast = ReplayedRounds(self, announce, recorder)
+        other._cache, other._pending = other._new_cache(ROOM), []
+        return other
+
+    @property
+    def is_compiled(self) -> bool:
+        """As ``Compilable``."""
+        return self._fast is not None
+
+    def prepare(self, longest: int) -> None:
+        """As ``Compilable``."""
+        if self._fast is not None:
+            self._fast.prepare(longest)
 
 
 def spread(layers: int) -> tuple[int, ...]:
