@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from everything import everything
 from fakes.decoding import chain, speculative
 from falcon_lab.builtins import FalconConfig
+from falcon_lab.compiling.choice import choose_drafter, is_compiled
 from falcon_lab.compiling.recording import CudaRecorder
 from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.generation import Generation
@@ -17,6 +19,7 @@ from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.protocols import BuildContext
+from falcon_lab.schema import DecodingConfig
 from falcon_lab.targets.attention.choosing import use_backend
 from falcon_lab.targets.backbone import Backbone
 from falcon_lab.targets.target import Target
@@ -115,6 +118,20 @@ def test_greedy_speculation_through_graphs_is_lossless(family: str, block: int) 
             expected = write(PlainEngine(target), prompt, new).tokens
             assert write(PlainEngine(fast), prompt, new).tokens == expected
             assert write(speculative(fast, drafter, tree), prompt, new).tokens == expected
+    assert said == []
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "sps", "medusa", "dflash"])
+def test_the_drafters_of_plug_ins_are_lossless_through_graphs(name: str) -> None:
+    said: list[str] = []
+    target = tiny_target("llama", vocab=12).to("cuda")
+    made = everything().build("drafter", {"name": name}, BuildContext(host=target)).eval()
+    drafter = choose_drafter(made.to("cuda"), DecodingConfig(compile="drafter"), said.append)
+    assert is_compiled(drafter)
+    for prompt, new in (([3, 1, 4, 1, 5], 40), ([5] * 150, 30), ([2], 20)):
+        expected = write(PlainEngine(target), prompt, new).tokens
+        engine = speculative(target, drafter, chain(max(3, made.block)))
+        assert write(engine, prompt, new).tokens == expected
     assert said == []
 
 

@@ -19,6 +19,8 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
     - Drafting does not depend on how its state came about: what was drafted leaves no trace, a
       prompt in parts is the whole prompt, rows observed in several rounds are rows observed at
       once, a tree's branch is a chain, and ``reset`` leaves nothing behind.
+    - One that is ``Compilable`` drafts the same through compiled passes and through graphs, which
+      stand-ins take the place of (``testing/compiling.py``).
     - One with weights: every weight gets a gradient and the target none; a row's prediction does
       not depend on inputs newer than its ``source``; packed documents are separate ones and B
       sequences are B times one; glances show what they say; what training predicts is what

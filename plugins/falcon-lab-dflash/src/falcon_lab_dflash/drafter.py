@@ -156,6 +156,8 @@ class DFlashDrafter(nn.Module):
         """Take that memory when the first row comes, and no more later."""
         room = positions + self._spare
         if isinstance(self._fast, ReplayedRounds):
+            if self._cache.capacity < room:
+                self._fast.forget()  # gone before more is taken
             self._cache.clear(room)
         else:
             self._cache = self._new_cache(room)
@@ -260,7 +262,7 @@ class DFlashDrafter(nn.Module):
 
     def prepare(self, longest: int) -> None:
         """As ``Compilable``."""
-        if self._fast is not None:
+        if isinstance(self._fast, CompiledRounds):
             self._fast.prepare(longest)
 
 

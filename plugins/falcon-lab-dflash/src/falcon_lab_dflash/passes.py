@@ -9,6 +9,7 @@ T keys of a graph, L tapped layers, k block, G key/value heads, D head size, H h
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ def size_for(new: int) -> int:
     return new if new == 1 else new + new % 2
 
 
-class Rounds:
+class Rounds(ABC):
     """Passes for rounds of few new rows.
 
     A copy for a row of a batch has none, and goes through the modules.
@@ -58,9 +59,7 @@ class Rounds:
         """Whether there is a pass for so many rows behind those of a cache."""
         return 0 < new <= self._most and cache.length >= LEAST
 
-    def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds that leave up to so many rows, if they are compiled."""
-
+    @abstractmethod
     def __call__(self, taps: Tensor, root: Tensor, cache: ContextCache) -> tuple[Tensor, Tensor]:
         """Take new rows of context in, and draft.
 
@@ -72,7 +71,7 @@ class Rounds:
         Returns:
             Logits ``[k, V]`` and what they are made of, ``[k, H]``.
         """
-        raise NotImplementedError
+        ...
 
 
 class CompiledRounds(Rounds):
@@ -92,7 +91,7 @@ class CompiledRounds(Rounds):
         self._columns = torch.empty(0, dtype=torch.long)
 
     def prepare(self, longest: int) -> None:
-        """As ``Rounds``."""
+        """Compile or load the passes of rounds that leave up to so many rows."""
         for new in range(1, min(longest, self._most) + 1):
             self._pass(size_for(new))
 
@@ -210,7 +209,7 @@ class ReplayedRounds(Rounds):
         new, size = taps.shape[0], size_for(taps.shape[0])
         keys, values = cache.reserve(new)
         if keys[0] is not self._keys:
-            self._graphs.clear()
+            self.forget()
             self._keys = keys[0]
         if size not in self._inputs:
             self._inputs[size] = _Inputs.like(taps, size, self._block)
@@ -230,6 +229,11 @@ class ReplayedRounds(Rounds):
             outputs = tuple(output.clone() for output in run())
         cache.length += new
         return outputs[0], outputs[1]
+
+    def forget(self) -> None:
+        """Let go of the cache's memory, and of the graphs over it."""
+        self._graphs.clear()
+        self._keys = None
 
     def _body(
         self, inputs: _Inputs, keys: list[Tensor], values: list[Tensor], seen: int
