@@ -100,9 +100,17 @@ def load_contestants(
         FalconLabError: a drafter is not there, or was trained for another target.
     """
 
+    said = set[str]()
+
+    def once(line: str) -> None:
+        """The seeds of a head have the same to say."""
+        if line not in said:
+            announce(line)
+        said.add(line)
+
     def drafting(node: Node | None, folder: Path) -> tuple[Drafter, Node]:
         drafter, found = drafter_of(MethodConfig(drafter=node), target, components, folder)
-        return choose_drafter(drafter, plan.base.decoding, announce), found
+        return choose_drafter(drafter, plan.base.decoding, once), found
 
     found = []
     for head in plan.heads:
