@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
 from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, padded, size_for
-from falcon_lab.drafters.fusing import State
-from falcon_lab.drafters.head_passes import AtOnce, Passes, feature_dtype
+from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -84,29 +83,9 @@ class CompiledPass:
         few = max(sequences, rows) <= LONGEST and older + sequences * rows <= 3 * LONGEST
         return few and start >= LEAST
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        state: State | None,
-        older: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
-        asked: int,
-    ) -> AtOnce:
-        """Fuse rows, append them and older ones to the cache, and predict from the last of them.
-
-        Args:
-            tokens: ``[D, L]`` long.
-            features: ``[D, L, H]``.
-            state: of the fuse before each sequence.
-            older: ``[O, C]`` rows fused before, computed once more ahead of the others.
-            positions: ``[R]`` long.
-            mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
-            cache: earlier rows.
-            asked: N, the last rows of R.
-        """
+    def __call__(self, rows: NewRows, cache: KVCache) -> AtOnce:
+        """As ``WholePass``."""
+        tokens, features, state, older, positions, mask, asked = rows
         count, length = tokens.shape
         wide, before = size_for(count), older.shape[0]
         # Branches stand one below the other, so padding may only follow the last of them.
@@ -125,8 +104,8 @@ class CompiledPass:
         if size > new:
             positions, mask = padded(positions, mask, size - new)
         keys, values = cache.tensors()
-        last, rows = self._index[length - 1 : length], self._index[new - asked : new]
-        small = [tokens, features, *remembered, older, positions, mask, last, rows]
+        last, wanted = self._index[length - 1 : length], self._index[new - asked : new]
+        small = [tokens, features, *remembered, older, positions, mask, last, wanted]
         inputs = [*small, columns, *keys, *values]
         run = self._pass((wide, long, before, asked))
         found, logits, fused, *after = run(inputs)

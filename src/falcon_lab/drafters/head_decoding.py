@@ -22,7 +22,7 @@ from torch import Tensor
 
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
-from falcon_lab.drafters.head_passes import WholePass
+from falcon_lab.drafters.head_passes import NewRows, WholePass
 from falcon_lab.protocols import DraftOutput, Frontier, Observation
 from falcon_lab.targets.batch_cache import RowCache
 
@@ -144,16 +144,16 @@ class Decoding:
         features = self._read(self._pending.pop())
         positions, mask = self._window_layout(start, length, 0)
         cache.truncate(start)
-        found = at_once(
+        rows = NewRows(
             tokens[None],
             features[None],
             state,
             recent[0, recent.shape[1] - older :],
             positions[0],
             None if mask is None else mask[0],
-            cache,
             block,
         )
+        found = at_once(rows, cache)
         self._length = self._computed = length
         self._state = found.state
         self._recent = torch.cat([recent, found.fused], dim=1)[:, -block:]
@@ -182,16 +182,16 @@ class Decoding:
         self._reserve(first + count * block)
         begin = self._length + last.depth * block
         cache.truncate(first)
-        found = at_once(
+        rows = NewRows(
             frontier.tokens,
             features,
             state,
             recent[0, :0],
             self._block_positions(begin, count)[0],
             None if mask is None else mask[0],
-            cache,
             count * block,
         )
+        found = at_once(rows, cache)
         hidden = found.hidden.view(count, block, -1)
         self._last = Pass(hidden, found.state, visible, last.depth + 1, chain)
         return DraftOutput(found.logits.view(count, block, -1), hidden, all_proposed=True)

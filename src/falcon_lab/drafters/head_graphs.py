@@ -16,9 +16,8 @@ from torch import Tensor
 from falcon_lab.compiling.ahead import Announce
 from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
 from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
-from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.growing_cache import GrowingCache
-from falcon_lab.drafters.head_passes import AtOnce, Passes, feature_dtype
+from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -78,31 +77,10 @@ class GraphPass:
         """Whether ``[D, L]`` tokens after so many older rows are few enough for a graph."""
         return start > 0 and older + tokens.numel() <= SIZES[-1]
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        state: State | None,
-        older: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
-        asked: int,
-    ) -> AtOnce:
-        """Fuse rows, append them and older ones to the cache, and predict from the last of them.
-
-        Args:
-            tokens: ``[D, L]`` long.
-            features: ``[D, L, H]``.
-            state: of the fuse before each sequence.
-            older: ``[O, C]`` rows fused before, computed once more ahead of the others.
-            positions: ``[R]`` long.
-            mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
-            cache: earlier rows.
-            asked: N, the last rows of R.
-        """
-        features = features.to(self._dtype)
-        given = _Inputs(tokens, features, older, positions, state or ())
+    def __call__(self, rows: NewRows, cache: KVCache) -> AtOnce:
+        """As ``WholePass``."""
+        tokens, features, state, older, positions, mask, asked = rows
+        given = _Inputs(tokens, features.to(self._dtype), older, positions, state or ())
         outputs = self._replayed(given, mask, cache, asked)
         if outputs is None:
             outputs = self._pass(given, None if mask is None else mask[None], cache, asked)

@@ -21,6 +21,28 @@ if TYPE_CHECKING:
     from falcon_lab.drafters.feature_head import FeatureHead
 
 
+class NewRows(NamedTuple):
+    """What a pass from tokens to logits reads, beside the cache of earlier rows.
+
+    Attributes:
+        tokens: ``[D, L]`` long.
+        features: ``[D, L, H]``.
+        state: of the fuse before each sequence, if it remembers any.
+        older: ``[O, C]`` rows fused before, computed once more ahead of the others.
+        positions: ``[R]`` long.
+        mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
+        asked: N, the last rows of R.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    state: State | None
+    older: Tensor
+    positions: Tensor
+    mask: Tensor | None
+    asked: int
+
+
 class AtOnce(NamedTuple):
     """What a pass from tokens to logits gives.
 
@@ -45,18 +67,8 @@ class WholePass(Protocol):
         going to row ``start`` of the cache."""
         ...
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        state: State | None,
-        older: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
-        asked: int,
-    ) -> AtOnce:
-        """As ``CompiledPass``."""
+    def __call__(self, rows: NewRows, cache: KVCache) -> AtOnce:
+        """Fuse rows, append them and older ones to the cache, and predict from the last of them."""
         ...
 
 
