@@ -45,7 +45,7 @@ def speed_against(what: tuple[str, str], rows: Sequence[Mapping[str, Any]]) -> s
                 _line(axis, figure_of, at, *look)
             axis.axhline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
             if what is NODES:
-                axis.set_xscale("symlog", base=2, linthresh=1)
+                axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")
             axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
             axis.set_xlabel(label)
