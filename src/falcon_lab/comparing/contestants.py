@@ -12,11 +12,11 @@ from torch import nn
 
 from falcon_lab.comparing.budgets import NodeBudget
 from falcon_lab.comparing.plan import Head, Plan
-from falcon_lab.compiling.choice import choose_drafter, is_compiled
+from falcon_lab.compiling.choice import choose_drafter
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
-from falcon_lab.evaluation.engines import KINDS, drafter_of, engine_of, label
+from falcon_lab.evaluation.engines import drafter_of, engine_of, label
 from falcon_lab.protocols import Drafter
 from falcon_lab.schema import MethodConfig, Node
 
@@ -172,16 +172,6 @@ def made_of(contestants: Iterable[Contestant], budgets: Budgets) -> dict[str, An
         }
         for c in contestants
         for budget in budgets[c.head.name]
-    }
-
-
-def provenance_of(contestant: Contestant, components: Components) -> dict[str, Any]:
-    """Kind of component -> name, distribution and version."""
-    own = contestant.head.experiment
-    nodes = {key: getattr(own, key) for key in KINDS}
-    made = components.provenance("drafter", contestant.node)
-    return {"drafter": {**made, "compiled": is_compiled(contestant.drafter)}} | {
-        key: components.provenance(KINDS[key], node) for key, node in nodes.items()
     }
 
 

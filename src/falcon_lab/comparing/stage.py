@@ -16,7 +16,6 @@ from falcon_lab.comparing.budgets import BEST
 from falcon_lab.comparing.contestants import (
     Contestant,
     load_contestants,
-    provenance_of,
     same_target,
 )
 from falcon_lab.comparing.measuring import Arena, Measured
@@ -27,7 +26,7 @@ from falcon_lab.compiling.choice import choose_target
 from falcon_lab.config import to_plain
 from falcon_lab.errors import FalconLabError
 from falcon_lab.evaluation.benchmark import torch_threads
-from falcon_lab.evaluation.engines import prompts_of
+from falcon_lab.evaluation.engines import KINDS, prompts_of, provenance_of
 from falcon_lab.evaluation.statistics import Interval, resampled
 from falcon_lab.plugins import Components, load_components
 from falcon_lab.reporting import provenance
@@ -165,6 +164,7 @@ def _head(
 ) -> dict[str, Any]:
     first = contestants[0]
     name = first.head.name
+    own = {key: getattr(first.head.experiment, key) for key in KINDS}
     return {
         "drafter": first.node,
         "block": first.drafter.block,
@@ -172,7 +172,7 @@ def _head(
         "trainings": [training_facts(first.head, c.seed) for c in contestants]
         if first.head.trains
         else [],
-        "components": provenance_of(first, components),
+        "components": provenance_of(first.drafter, first.node, own, components),
         "budgets": {b.word: first.label(b) for b in plan.budgets if b.word != BEST},
         "best": {
             f"{found.temperature:g}": {

@@ -34,7 +34,10 @@ class GraphRows:
 
     Attributes:
         storage: where caches come from.
+        spare: cache rows that a pass needs beyond those of its sequence: none.
     """
+
+    spare = 0
 
     def __init__(
         self,
@@ -62,6 +65,18 @@ class GraphRows:
         if (key := tuple(layers)) not in self._tapped:
             self._tapped[key] = type(self)(*self._parts, step=self._step, taps=key)
         return self._tapped[key]
+
+    @property
+    def held(self) -> int:
+        """Bytes of the last cache, which the next one takes over."""
+        return self.storage.held
+
+    def capacity(self, rows: int) -> int:
+        """Rows of the cache that a sequence of so many gets."""
+        return self.storage.capacity(rows)
+
+    def prepare(self, most: int) -> None:
+        """Nothing yet: a graph is captured when a pass of its shape first comes."""
 
     def takes(self, new: int, cache: KVCache) -> bool:
         """Whether so many rows are replayed: not for prompts, nor over a cache from elsewhere."""

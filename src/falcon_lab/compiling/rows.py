@@ -56,7 +56,14 @@ class CompiledRows:
         compiler: makes a pass of what is traced.
         taps: layers whose hidden states are put out too.
         older: masks may be about rows before the new ones too.
+
+    Attributes:
+        spare: cache rows that a pass needs beyond those of its sequence.
+        held: bytes of the last cache that the next one takes over: none.
     """
+
+    spare = SPARE
+    held = 0
 
     def __init__(
         self,
@@ -90,6 +97,10 @@ class CompiledRows:
     def takes(self, new: int, cache: KVCache) -> bool:
         """Whether there is a pass for so many rows: not for prompts."""
         return cache.length >= LEAST and new <= SIZES[-1]
+
+    def capacity(self, rows: int) -> int:
+        """Rows of the cache that a sequence of so many needs."""
+        return rows + self.spare
 
     def prepare(self, most: int) -> None:
         """Compile or load the passes for up to so many rows now, and not when they are needed."""

@@ -31,6 +31,11 @@ State = tuple[Tensor, Tensor]
 """LSTM state (h, c), each ``[layers, D, H]``."""
 
 
+def state_of(parts: Sequence[Tensor]) -> State | None:
+    """The state that was handed through a pass in parts; None where there are none."""
+    return (parts[0], parts[1]) if parts else None
+
+
 class Fusing(nn.Module):
     """Rows ``[D, L, C]`` to ``[D, L, W]``, each by itself: as they are, unless a subclass says so.
 
@@ -59,7 +64,7 @@ class Fusing(nn.Module):
             fused.append(one)
             states.append(state)
         after = [torch.stack(parts).index_select(0, last)[0] for parts in zip(*states, strict=True)]
-        return torch.cat(fused, 1), (after[0], after[1])
+        return torch.cat(fused, 1), state_of(after)
 
     def padded(
         self, rows: Tensor, lengths: Sequence[int], state: State | None

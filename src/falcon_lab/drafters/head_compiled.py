@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
 from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, padded, size_for
+from falcon_lab.drafters.fusing import state_of
 from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
 
@@ -112,9 +113,7 @@ class CompiledPass:
         cache.advance(new)
         if wide > count:
             after = [part[:, :count] for part in after]
-        return AtOnce(
-            found, logits, fused[:count, :length], (after[0], after[1]) if after else None
-        )
+        return AtOnce(found, logits, fused[:count, :length], state_of(after))
 
     def _pass(self, shape: tuple[int, int, int, int]) -> Compiled:
         """The pass for D, L, O and N, whatever the context and the width of the mask."""
@@ -186,8 +185,7 @@ class Traced(nn.Module):
         """``columns``: ``[S]``; ``last`` and ``asked``: the rows for the state and the logits."""
         drafter = self.drafter
         joined = drafter.join(tokens, features)
-        before = (state[0], state[1]) if state else None
-        fused, after = drafter.fuse.until(joined, before, last)
+        fused, after = drafter.fuse.until(joined, state_of(state), last)
         rows = torch.cat((older, fused.flatten(0, 1)))
         found = drafter.backbone(
             embeddings=rows[None],

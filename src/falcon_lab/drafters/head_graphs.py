@@ -16,6 +16,7 @@ from torch import Tensor
 from falcon_lab.compiling.ahead import Announce
 from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
 from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
+from falcon_lab.drafters.fusing import state_of
 from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
 from falcon_lab.targets.kv_cache import KVCache
@@ -88,7 +89,7 @@ class GraphPass:
             cache.advance(positions.shape[0])
             outputs = tuple(output.clone() for output in outputs)
         found, logits, fused, *after = outputs
-        return AtOnce(found, logits, fused, (after[0], after[1]) if after else None)
+        return AtOnce(found, logits, fused, state_of(after))
 
     def _replayed(
         self, given: _Inputs, mask: Tensor | None, cache: KVCache, asked: int
@@ -115,8 +116,7 @@ class GraphPass:
         """As the modules do it: ``AtOnce``, flat."""
         drafter = self._drafter
         joined = drafter.join(given.tokens, given.features)
-        before = (given.state[0], given.state[1]) if given.state else None
-        fused, state = drafter.fuse(joined, before)
+        fused, state = drafter.fuse(joined, state_of(given.state))
         rows = torch.cat((given.older, fused.flatten(0, 1)))
         found = drafter.backbone(
             embeddings=rows[None], positions=given.positions[None], mask=mask, cache=cache

@@ -12,9 +12,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.fast_rows import FastRows, fast_rows
 from falcon_lab.compiling.graphs import GraphRows
-from falcon_lab.compiling.recording import Recorder, recorder_for
-from falcon_lab.compiling.rows import SPARE, CompiledRows
+from falcon_lab.compiling.recording import Recorder
 from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.targets.backbone import Backbone
 
@@ -32,7 +32,7 @@ class ModelPasses:
 
     def __init__(self, backbone: Backbone, head: Callable[[Tensor], Tensor], most: int) -> None:
         self._backbone, self._head, self._most = backbone, head, most
-        self._fast: CompiledRows | GraphRows | None = None
+        self._fast: FastRows | None = None
 
     def compiled(
         self,
@@ -49,13 +49,9 @@ class ModelPasses:
             compiler: makes the passes on a CPU.
             recorder: captures graphs; None: on a GPU alone.
         """
-        parts = self._backbone, self._head, "drafter", announce
-        device = next(self._backbone.parameters()).device
         other = copy.copy(self)
-        if (recorder := recorder or recorder_for(device)) is not None:
-            other._fast = GraphRows(*parts, recorder)
-        else:
-            other._fast = CompiledRows(*parts, compiler, older=True)
+        parts = self._backbone, self._head, "drafter", next(self._backbone.parameters()).device
+        other._fast = fast_rows(*parts, announce, compiler, recorder, older=True)
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -69,7 +65,7 @@ class ModelPasses:
 
     def prepare(self, longest: int) -> None:
         """Compile the passes over up to so many rows now, if they are to be compiled at all."""
-        if isinstance(self._fast, CompiledRows):
+        if self._fast is not None:
             self._fast.prepare(longest)
 
     def kv_bytes(self, rows: int) -> int:
@@ -79,7 +75,7 @@ class ModelPasses:
     @property
     def kv_held(self) -> int:
         """Memory that is taken already, and that the next cache takes over."""
-        return self._fast.storage.held if isinstance(self._fast, GraphRows) else 0
+        return 0 if self._fast is None else self._fast.held
 
     def new_cache(self, rows: int) -> GrowingCache:
         """An empty cache for so many rows; with graphs, the one before is of no use any more."""
@@ -89,14 +85,7 @@ class ModelPasses:
         return GrowingCache(layers, self._capacity(rows), layout, self._most)
 
     def _capacity(self, rows: int) -> int:
-        if isinstance(self._fast, GraphRows):
-            return self._fast.storage.capacity(rows)
-        return rows + self._spare
-
-    @property
-    def _spare(self) -> int:
-        """Cache rows that a pass needs beyond its own."""
-        return SPARE if isinstance(self._fast, CompiledRows) else 0
+        return rows if self._fast is None else self._fast.capacity(rows)
 
     def __call__(
         self,
@@ -123,7 +112,7 @@ class ModelPasses:
             Logits, ``[N, V]``.
         """
         new, fast = tokens.shape[0], self._fast
-        cache.reserve(cache.length + new + self._spare)
+        cache.reserve(cache.length + new + (0 if fast is None else fast.spare))
         if fast is not None and fast.takes(new, cache):
             logits: Tensor = fast(tokens, positions, mask, cache)[1]
             return logits[-asked:]

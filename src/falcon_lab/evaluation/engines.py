@@ -95,11 +95,26 @@ def add_method(
     }
     drafting = choose_drafter(drafter, experiment.decoding, announce)
     methods.engines[name] = engine_of(drafting, nodes, experiment, target, components)
+    methods.provenance[name] = provenance_of(drafting, node, nodes, components)
+    methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
+
+
+def provenance_of(
+    drafter: Drafter, node: Node, nodes: Mapping[str, Node], components: Components
+) -> dict[str, Any]:
+    """Kind of component -> name, distribution and version; the drafter's also whether it is
+    compiled.
+
+    Args:
+        drafter: the object.
+        node: its own.
+        nodes: of tree, acceptance and controller.
+        components: the registry.
+    """
     made = components.provenance("drafter", node)
-    methods.provenance[name] = {"drafter": {**made, "compiled": is_compiled(drafting)}} | {
+    return {"drafter": {**made, "compiled": is_compiled(drafter)}} | {
         key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
     }
-    methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
 
 
 def engine_of(

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
+from falcon_lab.compiling.fast_rows import FastRows, fast_rows
 from falcon_lab.compiling.graphs import GraphRows
-from falcon_lab.compiling.recording import Recorder, recorder_for
-from falcon_lab.compiling.rows import SPARE, CompiledRows
+from falcon_lab.compiling.recording import Recorder
 from falcon_lab.errors import FalconLabError
 from falcon_lab.schema import DecodingConfig
 from falcon_lab.targets.backbone import Backbone
@@ -101,8 +101,7 @@ class Target:
         self.max_positions = max_positions(self.config)
         self.eos_ids = end_tokens(model, tokenizer)
         self.fingerprint = fingerprint(model, tokenizer)
-        self._compiled: CompiledRows | GraphRows | None = None
-        self._spare = 0  # cache rows that a pass needs beyond those of its sequence
+        self._compiled: FastRows | None = None
         self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
 
     @property
@@ -139,18 +138,20 @@ class Target:
         """
         if isinstance(self._compiled, GraphRows):
             return self._compiled.storage.new_cache(capacity)
-        return self.backbone.new_cache(capacity + self._spare)
+        return self.backbone.new_cache(self._capacity(capacity))
 
     def kv_bytes(self, capacity: int) -> int:
         """Memory that a cache of that capacity takes, exactly."""
-        if isinstance(self._compiled, GraphRows):
-            return self.backbone.layout.bytes(self._compiled.storage.capacity(capacity))
-        return self.backbone.layout.bytes(capacity + self._spare)
+        return self.backbone.layout.bytes(self._capacity(capacity))
+
+    def _capacity(self, rows: int) -> int:
+        """Rows of the cache that a sequence of so many gets."""
+        return rows if self._compiled is None else self._compiled.capacity(rows)
 
     @property
     def kv_held(self) -> int:
         """Memory that is taken already, and that the next cache of one sequence takes over."""
-        return self._compiled.storage.held if isinstance(self._compiled, GraphRows) else 0
+        return 0 if self._compiled is None else self._compiled.held
 
     @torch.no_grad()
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
@@ -251,19 +252,15 @@ class Target:
             recorder: captures graphs; None: on a GPU alone.
         """
         other = copy.copy(self)
-        if (recorder := recorder or recorder_for(self.device)) is not None:
-            graphs = GraphRows(self.backbone, self.head, "target", announce, recorder)
-            other._compiled = graphs.tapped(self.taps) if self.taps else graphs
-            return other
-        rows = CompiledRows(self.backbone, self.head, "target", announce, compiler)
+        parts = self.backbone, self.head, "target", self.device
+        rows = fast_rows(*parts, announce, compiler, recorder)
         other._compiled = rows.tapped(self.taps) if self.taps else rows
-        other._spare = SPARE
         return other
 
     def plain(self) -> Self:
         """The same model without compiled passes."""
         other = copy.copy(self)
-        other._compiled, other._spare = None, 0
+        other._compiled = None
         return other
 
     @property
@@ -273,7 +270,7 @@ class Target:
 
     def prepare(self, most: int) -> None:
         """Compile the passes over up to so many rows now, if they are to be compiled at all."""
-        if isinstance(self._compiled, CompiledRows):
+        if self._compiled is not None:
             self._compiled.prepare(most)
 
     @torch.no_grad()
@@ -314,7 +311,7 @@ class Target:
 
     @staticmethod
     def _through(
-        compiled: CompiledRows | GraphRows,
+        compiled: FastRows,
         tokens: Tensor,
         positions: Tensor,
         mask: Tensor | None,
