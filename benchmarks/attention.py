@@ -27,10 +27,10 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
     import torch
 
-    from falcon_lab.benchmarking.attention import bench_attention, format_attention
-    from falcon_lab.evaluation.benchmark import torch_threads
-    from falcon_lab.reporting.results import write_results
-    from falcon_lab.targets.attention.measuring import AttentionShape
+    from falcon_bench.attention_cost import bench_attention, format_attention
+    from falcon_lab.measure.benchmark import torch_threads
+    from falcon_lab.measure.results import write_results
+    from falcon_lab.model.attention.choosing import AttentionShape
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given = dict(word.split("=", 1) for word in arguments)

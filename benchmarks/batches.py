@@ -30,10 +30,9 @@ SETTINGS = (
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
-    from falcon_lab.benchmarking.batches import bench_batches, format_batches
-    from falcon_lab.benchmarking.batches_plot import write_plot
     from falcon_lab.commands.settings import bench_experiment
-    from falcon_lab.reporting.results import write_results
+    from falcon_lab.measure.results import write_results
+    from falcon_lab.studies.bench.batches import bench_batches, format_batches, write_plot
 
     drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
     settings, overrides = split([word for word in arguments if "=" in word])

@@ -51,7 +51,7 @@ def main(
     }
     written = []
     for part in parts:
-        from falcon_lab.reporting.results import write_results
+        from falcon_lab.measure.results import write_results
 
         results = measure[part]()
         device = results["hardware"]["device"].partition(":")[0]
@@ -62,9 +62,8 @@ def main(
 
 def speed(overrides: Sequence[str], steps: int) -> dict[str, Any]:
     """Ours and the ladder below it, in turns."""
-    from falcon_lab.benchmarking.distillation import bench_distillation
-    from falcon_lab.benchmarking.distillation_table import format_speed
-    from falcon_lab.config import load_experiment
+    from falcon_bench.distillation_cost import bench_distillation, format_speed
+    from falcon_lab.config.load import load_experiment
 
     experiment = load_experiment(EXPERIMENT, overrides)
     results = bench_distillation(experiment, steps=steps, announce=tell)
@@ -76,9 +75,8 @@ def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Each shape in a process of its own."""
     import torch
 
-    from falcon_lab.benchmarking.distillation_memory import Shape, measure_apart
-    from falcon_lab.benchmarking.distillation_table import format_memory
-    from falcon_lab.reporting import provenance
+    from falcon_bench.distillation_cost import Shape, format_memory, measure_apart
+    from falcon_lab.measure import provenance
 
     found = []
     for shape in shapes:

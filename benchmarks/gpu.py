@@ -44,9 +44,8 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path | None:
 
 def shape(words: Sequence[str], folder: Path) -> Path:
     """The first check."""
-    from falcon_lab.benchmarking.gpu_shape import TOY, Plan, bench_shape
-    from falcon_lab.benchmarking.gpu_shape_table import format_shape, verdicts
-    from falcon_lab.targets.loading import resolve_device
+    from falcon_bench.gpu_shape import TOY, Plan, bench_shape, format_shape, verdicts
+    from falcon_lab.model.loading import resolve_device
 
     quietly()
     plan = with_values(TOY if "toy" in words else Plan(), pairs(words))
@@ -58,9 +57,9 @@ def shape(words: Sequence[str], folder: Path) -> Path:
 
 def real(words: Sequence[str], folder: Path) -> Path | None:
     """The second check."""
-    from falcon_lab.benchmarking.gpu_real import bench_real
-    from falcon_lab.benchmarking.gpu_training import TOY, Plan
-    from falcon_lab.benchmarking.table import format_bench
+    from falcon_bench.gpu_real import bench_real
+    from falcon_bench.gpu_training import TOY, Plan
+    from falcon_lab.studies.bench.table import format_bench
 
     quietly()
     values = pairs(words)
@@ -125,7 +124,7 @@ def called(check: str, words: Sequence[str], key: str) -> str:
 
 def write(check: str, results: dict[str, Any], hardware: dict[str, Any], folder: Path) -> Path:
     """The results' file."""
-    from falcon_lab.reporting.results import write_results
+    from falcon_lab.measure.results import write_results
 
     device = hardware["device"].partition(":")[0]
     return write_results(folder / f"{datetime.now(UTC).date()}-gpu-{check}-{device}.json", results)

@@ -26,14 +26,13 @@ LISTS = ("nodes", "contexts", "batches", "vocabularies")
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
-    from falcon_lab.benchmarking.scaling import bench_scaling, format_scaling
-    from falcon_lab.benchmarking.scaling_plot import write_plot
-    from falcon_lab.benchmarking.scaling_probes import Sizes
-    from falcon_lab.config import load_experiment
-    from falcon_lab.evaluation.benchmark import torch_threads
-    from falcon_lab.plugins import load_components
-    from falcon_lab.reporting.results import write_results
-    from falcon_lab.targets.builtin import ensure_target
+    from falcon_bench.scaling_cost import bench_scaling, format_scaling, write_plot
+    from falcon_lab.config.load import load_experiment
+    from falcon_lab.measure.benchmark import torch_threads
+    from falcon_lab.measure.pass_costs import Sizes
+    from falcon_lab.measure.results import write_results
+    from falcon_lab.plugins.discovery import load_components
+    from falcon_lab.pretraining.target import ensure_target
 
     settings, overrides = split(arguments)
     turns, threads = settings.pop("turns", 40), settings.pop("threads", 1)

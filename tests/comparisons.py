@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.comparing.budgets import NodeBudget
-from falcon_lab.comparing.contestants import Cell
-from falcon_lab.comparing.measuring import Measured
-from falcon_lab.evaluation.rows import PromptRow
+from falcon_lab.measure.records import PromptRow
+from falcon_lab.studies.compare.budgets import NodeBudget
+from falcon_lab.studies.compare.contestants import Cell
+from falcon_lab.studies.compare.measuring import Measured
 from measuring import HARDWARE, TARGET, row
 from tiny_models import save_tiny
 
@@ -89,7 +89,7 @@ def measured(temperature: float = 0.0) -> Measured:
 
 def results(*found: Measured, **changes: Any) -> dict[str, Any]:
     """What a comparison's JSON holds."""
-    from falcon_lab.comparing import figures
+    from falcon_lab.studies.compare import figures
 
     found = found or (measured(), measured(1.0))
     heads = {

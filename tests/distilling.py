@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from falcon_lab import testing
-from falcon_lab.builtins import FalconConfig
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.module import Distillation
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.module import Distillation
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.testing.texts import packed
 from tiny_models import tiny_target
 

@@ -6,9 +6,8 @@ import sys
 from functools import cache
 
 import falcon_lab
-from falcon_lab import builtins
-from falcon_lab.components import Components
-from falcon_lab.plugins import registered_by
+from falcon_lab.plugins.discovery import builtins, registered_by
+from falcon_lab.plugins.registry import Components
 from falcon_lab.testing.distributions import registered
 from running import ROOT
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext, DrafterInputs
+from falcon_lab.interfaces import BuildContext, DrafterInputs
+from falcon_lab.plugins.builtins import FalconConfig
 from tiny_models import tiny_target
 
 HIDDEN, VOCABULARY = 32, 64

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from falcon_lab.plugins import load_components
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.scaffolding.plugin import KINDS, rendered, write_plugin
 
 RULES = "E,F,W,I,UP,B,SIM,PTH,RUF,ANN,PT"

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.compiling.graphs import GraphRows
-from falcon_lab.targets.target import Target
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.model.graphs import GraphRows
+from falcon_lab.model.target import Target
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 ATOL = 2e-5
 STEP = 8

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.generation import Generation, Round, Seconds
-from falcon_lab.evaluation.benchmark import Measurement
-from falcon_lab.evaluation.conversation import EncodedPrompt
-from falcon_lab.evaluation.rows import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.measure.benchmark import Measurement
+from falcon_lab.measure.conversation import EncodedPrompt
+from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
 
 
 class Letters:

@@ -17,7 +17,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 import falcon_lab
-from falcon_lab.reporting.results import load_results
+from falcon_lab.measure.results import load_results
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"

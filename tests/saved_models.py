@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.components import Components
+from falcon_lab.config.schema import TargetConfig
 from falcon_lab.drafters.saved import save_drafter
-from falcon_lab.plugins import load_components
-from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import TargetConfig
-from falcon_lab.targets.loading import load_target
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.loading import load_target
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
 from tiny_models import save_tiny
 
 PROMPTS = "evaluation.prompts.texts=[abc def, hello there world]"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.cache import cache_folder
+from falcon_lab.files import cache_folder
 
 
 @pytest.mark.parametrize(

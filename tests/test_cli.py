@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 import falcon_lab
 from falcon_lab import cli
-from falcon_lab.config import load_experiment
+from falcon_lab.config.load import load_experiment
+from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.schema import Experiment
 
 YAML = "name: fast\ntree: {name: chain, depth: 6}\n"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.reporting.curves import read_history
-from falcon_lab.targets import builtin
+from falcon_lab.pretraining import target as builtin
+from falcon_lab.report.history import read_history
 from running import SMOKE, products, run_apart, smoke
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]

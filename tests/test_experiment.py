@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from falcon_lab import experiment
-from falcon_lab.config import load_experiment
+from falcon_lab.config.load import load_experiment
+from falcon_lab.config.schema import STAGES
 from falcon_lab.errors import FalconLabError
 from falcon_lab.run import Run
-from falcon_lab.schema import STAGES
 
 Called = list[tuple[str, bool]]
 

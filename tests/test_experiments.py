@@ -11,10 +11,10 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from falcon_lab.config import load_experiment
-from falcon_lab.config_tree import resolve
-from falcon_lab.reporting.curves import read_history
-from falcon_lab.schema import PretrainingConfig
+from falcon_lab.config.load import load_experiment
+from falcon_lab.config.schema import PretrainingConfig
+from falcon_lab.fields import resolve
+from falcon_lab.report.history import read_history
 from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke
 
 YAMLS = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
@@ -189,7 +189,7 @@ def test_a_run_whose_target_was_interrupted_goes_on(
 ) -> None:
     monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path / "cache"))
     job = ["run", SMOKE, f"out={tmp_path / 'run'}", *smoke("stages=[target]", target=False)]
-    from falcon_lab.targets import making
+    from falcon_lab.pretraining import training as making
 
     with monkeypatch.context() as patch:
         patch.setattr(making, "judged_quality", interrupted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from falcon_lab.json_lines import append_line, read_lines
+from falcon_lab.files import append_line, read_lines
 
 
 def test_records_come_back_in_their_order(tmp_path: Path) -> None:

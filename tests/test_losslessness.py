@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from fakes.decoding import chain, generate, plain, speculative
 from fakes.statistics import chi_square
 from fakes.trees import prefix_closed
-from falcon_lab.builtins import DynamicTreeConfig, FalconConfig, OptimalTreeConfig
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext
-from falcon_lab.trees.best_first import BestFirstTree
-from falcon_lab.trees.dynamic import DynamicTree
-from falcon_lab.trees.optimal import OptimalTree
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.builtins import DynamicTreeConfig, FalconConfig, OptimalTreeConfig
+from falcon_lab.sampling import Sampling
+from falcon_lab.trees.best_first import BestFirstTree, DynamicTree, OptimalTree
 from falcon_lab.trees.templates import named
 from tiny_models import FAMILIES, tiny_target
 

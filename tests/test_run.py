@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.config import load_experiment
+from falcon_lab.config.load import load_experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.run import Run, flatten, refuse_changes, training_facts
 

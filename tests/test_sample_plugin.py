@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from falcon_lab import testing
-from falcon_lab.components import Components
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     BuildContext,
     Frontier,
     GlanceRows,
@@ -19,6 +18,7 @@ from falcon_lab.protocols import (
     TrainableDrafter,
     is_trainable,
 )
+from falcon_lab.plugins.registry import Components
 
 
 @pytest.fixture

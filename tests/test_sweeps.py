@@ -10,9 +10,9 @@ import yaml
 from click.testing import CliRunner
 
 import running
-from falcon_lab.config import load_experiment
-from falcon_lab.reporting.results import build_results
-from falcon_lab.reporting.tracking import decode_metrics, run_folder
+from falcon_lab.config.load import load_experiment
+from falcon_lab.measure.results import build_results
+from falcon_lab.report.tracking import decode_metrics, run_folder
 from measuring import EXPERIMENT, HARDWARE, TARGET, measurement
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_every_template_of_the_sweep_exists(sweep: dict[str, Any]) -> None:
-    from falcon_lab.trees.static import StaticTree
+    from falcon_lab.trees.template_tree import StaticTree
 
     for template in sweep["parameters"]["tree.template"]["values"]:
         for block in sweep["parameters"]["drafter.block"]["values"]:
@@ -205,8 +205,8 @@ def test_every_template_of_the_sweep_exists(sweep: dict[str, Any]) -> None:
 
 
 def build(tree: Any, template: str, block: int, depth: int) -> None:
-    from falcon_lab.builtins import StaticConfig
-    from falcon_lab.protocols import BuildContext
+    from falcon_lab.interfaces import BuildContext
+    from falcon_lab.plugins.builtins import StaticConfig
 
     host: Any = None
     config = StaticConfig(template=template, max_depth=depth)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.whole_file import replacing
+from falcon_lab.files import replacing
 
 
 def test_what_was_written_takes_the_place_of_the_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Importing the package is cheap: torch, lightning and transformers are imported w
 so that a mistyped option costs a fraction of a second.
 """
 
-from falcon_lab.hookspecs import hookimpl
+from falcon_lab.plugins.hooks import hookimpl
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "hookimpl"]

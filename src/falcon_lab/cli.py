@@ -18,11 +18,11 @@ from typing import IO, Any, TypeVar
 import click
 
 from falcon_lab import __version__
-from falcon_lab.benchmarking.methods import HF_ASSISTED, METHODS
+from falcon_lab.commands.quiet import third_party_tips_silenced
 from falcon_lab.errors import FalconLabError, PluginWarning
-from falcon_lab.quiet import third_party_tips_silenced
 from falcon_lab.scaffolding.plugin import KINDS as PLUGIN_KINDS
 from falcon_lab.scaffolding.plugin import write_plugin
+from falcon_lab.studies.bench.loops import HF_ASSISTED, METHODS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,7 +125,7 @@ def main(ctx: click.Context) -> None:
 @click.option("--dry-run", is_flag=True, help="Print the resolved experiment and stop.")
 def run(words: Sequence[str], dry_run: bool) -> None:
     """Train and measure what the YAML says. Overrides: tree.depth=6, or --tree.depth=6."""
-    from falcon_lab.config import dump, load_experiment, variants
+    from falcon_lab.config.load import dump, load_experiment, variants
 
     experiment, overrides = first_and_rest(words, "an experiment's YAML")
     everything = variants(experiment, overrides)
@@ -148,11 +148,11 @@ def evaluate(words: Sequence[str]) -> None:
             f"{what}: no such file or folder; name a saved drafter, a run or a YAML"
         )
     if what.is_dir():
-        from falcon_lab.commands.evaluate import evaluate_folder
+        from falcon_lab.commands.run import evaluate_folder
 
         evaluate_folder(what, overrides, announce)
         return
-    from falcon_lab.config import variants
+    from falcon_lab.config.load import variants
 
     everything = variants(what, ["stages=[evaluate, report]", *overrides])
     from falcon_lab.commands.run import run_all
@@ -169,10 +169,10 @@ def compare(words: Sequence[str], dry_run: bool) -> None:
     Every head is trained once a seed, as an ordinary run; then all drafters answer the same prompts
     in one process, in turns, at equal node budgets. The same command goes on where it stopped.
     """
-    from falcon_lab.comparing.given import plan_of_runs
-    from falcon_lab.comparing.loading import load_plan
-    from falcon_lab.comparing.plan import describe
-    from falcon_lab.config_overrides import is_yaml
+    from falcon_lab.config.overrides import is_yaml
+    from falcon_lab.studies.compare.given import plan_of_runs
+    from falcon_lab.studies.compare.loading import load_plan
+    from falcon_lab.studies.compare.plan import describe
 
     first, _ = first_and_rest(words, "a comparison's YAML, or runs")
     if is_yaml(first):
@@ -186,7 +186,7 @@ def compare(words: Sequence[str], dry_run: bool) -> None:
         return
     for name, why in plan.left_out.items():
         announce(f"left out: {name} ({why})")
-    from falcon_lab.commands.compare import compare_heads
+    from falcon_lab.commands.run import compare_heads
 
     compare_heads(plan, announce)
 
@@ -379,14 +379,14 @@ def tune(
     name, overrides = first_and_rest(words, "a saved drafter's folder")
     drafter = Path(name)
     saved = read_json(drafter / "config.json")
-    from falcon_lab.tuning.rows import shipped_trees
+    from falcon_lab.studies.tune.choosing import shipped_trees
 
     rows = trees or shipped_trees(int(saved.get("drafter", {}).get("block", 1)))
     experiment = bench_experiment(
         drafter, rows, engine_overrides({**options, "overrides": overrides})
     )
     from falcon_lab.commands.tune import tune_tree
-    from falcon_lab.tuning.stage import Limits
+    from falcon_lab.studies.tune.stage import Limits
 
     tune_tree(experiment, Limits(texts, source, nodes, depth), into, partial(click.echo, err=True))
 
@@ -398,7 +398,7 @@ def plugins(ctx: click.Context, strict: bool) -> None:
     """List every component with its options, and what did not load, as JSON."""
     from dataclasses import asdict
 
-    from falcon_lab.plugins import load_components
+    from falcon_lab.plugins.discovery import load_components
 
     components = load_components()
     failures = [asdict(failure) for failure in components.failures]
@@ -418,7 +418,7 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 
     It can be installed as it is, passes its own test, and is listed by falcon-lab plugins.
     """
-    from falcon_lab.plugins import load_components
+    from falcon_lab.plugins.discovery import load_components
 
     folder = write_plugin(name, kind, into, load_components())
     click.echo(f"wrote {folder}; next: pip install -e {folder} && python -m pytest {folder}/tests")
@@ -427,7 +427,7 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 @main.command()
 def doctor() -> None:
     """Say what is installed, what it can use, and what to mend."""
-    from falcon_lab.doctor import examine
+    from falcon_lab.commands.doctor import examine
 
     for finding in examine():
         click.echo(str(finding))
@@ -439,13 +439,13 @@ def doctor() -> None:
 @click.option("--no-color", is_flag=True, help="Mark the loss with [[ ]] in place of colour.")
 def view_data(words: Sequence[str], samples: int, no_color: bool) -> None:
     """Show samples of an experiment's data or of a corpus, tokens in the loss coloured."""
-    from falcon_lab.config import load_experiment
+    from falcon_lab.config.load import load_experiment
 
     what, overrides = first_and_rest(words, "an experiment's YAML or a corpus")
     is_yaml = what.endswith((".yaml", ".yml"))
     own = overrides if is_yaml else [f"data.corpus={what}", *overrides]
     experiment = load_experiment(what if is_yaml else None, own)
-    from falcon_lab.commands.view_data import show_samples
+    from falcon_lab.commands.run import show_samples
 
     show_samples(experiment, samples, color=wants_color(no_color))
 

@@ -17,10 +17,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from falcon_lab.config import load_experiment
+from falcon_lab.config.load import load_experiment
+from falcon_lab.config.schema import STAGES, Experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.run import CONFIGURATION, Run
-from falcon_lab.schema import STAGES, Experiment
 
 
 def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
@@ -43,7 +43,7 @@ def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
 
 def target(current: Run, *, wanted: bool) -> None:
     """The frozen target, with what is known of its quality. Every stage needs it."""
-    from falcon_lab.targets.builtin import ensure_target, stored_quality
+    from falcon_lab.pretraining.target import ensure_target, stored_quality
 
     config = current.experiment.target
     current.target = ensure_target(config, current.announce)
@@ -62,7 +62,7 @@ def data(current: Run, *, wanted: bool) -> None:
 
 def distil(current: Run, *, wanted: bool) -> None:
     """The drafter: trained, or the one that is there."""
-    from falcon_lab.distillation.stage import train_drafter
+    from falcon_lab.distill.stage import train_drafter
 
     if wanted:
         train_drafter(current)
@@ -70,7 +70,7 @@ def distil(current: Run, *, wanted: bool) -> None:
 
 def evaluate(current: Run, *, wanted: bool) -> None:
     """The paired measurement of every method."""
-    from falcon_lab.evaluation.stage import evaluate_methods
+    from falcon_lab.studies.evaluate import evaluate_methods
 
     if wanted:
         evaluate_methods(current)
@@ -78,7 +78,7 @@ def evaluate(current: Run, *, wanted: bool) -> None:
 
 def report(current: Run, *, wanted: bool) -> None:
     """Everything that is shown and shared."""
-    from falcon_lab.reporting.stage import write_everything
+    from falcon_lab.report.stage import write_everything
 
     if wanted:
         write_everything(current)
@@ -108,7 +108,7 @@ def run_variants(
         announce(f"== {name}, seed {seed}")
         finished = run(experiment, announce=announce)
         done.append((name, seed, finished.folder))
-    from falcon_lab.reporting.variants import tabulate
+    from falcon_lab.studies.variants import tabulate
 
     announce(tabulate(done, done[0][2].parent))
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from falcon_lab.config import dump, to_plain
+from falcon_lab.config.load import dump, to_plain
+from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.plugins import Components, load_components
-from falcon_lab.schema import Experiment
-from falcon_lab.targets.quality import gate_sentence
+from falcon_lab.plugins.discovery import Components, load_components
+from falcon_lab.pretraining.quality import gate_sentence
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
-    from falcon_lab.reporting.tracking import Tracking
-    from falcon_lab.targets.target import Target
+    from falcon_lab.model.target import Target
+    from falcon_lab.report.tracking import Tracking
 
 DECIDES_THE_DRAFTER = (
     "seed",
@@ -76,7 +76,7 @@ class Run:
             FalconLabError: another run is using the folder, or it holds a drafter that another
                 configuration trained.
         """
-        from falcon_lab.reporting.tracking import run_folder
+        from falcon_lab.report.tracking import run_folder
 
         current = cls(experiment, run_folder(experiment), announce)
         current.folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class Run:
     @cached_property
     def tracking(self) -> Tracking:
         """The loggers, started when the first stage needs them."""
-        from falcon_lab.reporting.tracking import start_tracking
+        from falcon_lab.report.tracking import start_tracking
 
         trains = "distil" in self.experiment.stages
         return start_tracking(
@@ -135,7 +135,7 @@ class Run:
         Raises:
             FalconLabError: there is none yet, or it cannot be read.
         """
-        from falcon_lab.reporting.results import load_results
+        from falcon_lab.measure.results import load_results
 
         if not self.results_path.exists():
             raise FalconLabError(
@@ -160,7 +160,7 @@ class Run:
 
     def claim(self) -> None:
         """Write the configuration down, or see that it is the one written down before."""
-        from falcon_lab.reporting.results import write_atomically
+        from falcon_lab.measure.results import write_atomically
 
         path = self.folder / "training.json"
         now = training_facts(self.experiment)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 
 from fakes.decoding import CONTEXT
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import AcceptanceRule
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.acceptance import Auto
+from falcon_lab.interfaces import AcceptanceRule
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 PARENTS = torch.tensor([-1, 0])
 TREE = TokenTree(

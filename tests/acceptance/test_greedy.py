@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from fakes.decoding import CONTEXT
 from fakes.trees import prefix_closed
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.acceptance.sampling import SamplingRule
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.acceptance import Greedy, SamplingRule
 from falcon_lab.errors import FalconLabError
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import Path
-from falcon_lab.trees.token_tree import TokenTree
 
 GREEDY = Greedy(None, CONTEXT)
 SAMPLING = SamplingRule(None, CONTEXT)

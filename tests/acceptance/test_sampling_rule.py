@@ -14,14 +14,14 @@ from fakes.decoding import CONTEXT, chain
 from fakes.rules import resample_from_p, soft_q
 from fakes.statistics import chi_square
 from fakes.table_target import TableTarget
-from falcon_lab.acceptance.sampling import SamplingRule, residual, without
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.acceptance import SamplingRule, residual, without
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Budget, DraftOutput, RoundContext
+from falcon_lab.interfaces import Budget, DraftOutput, RoundContext
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import candidates
-from falcon_lab.trees.token_tree import TokenTree
 
 TREE = checked(["0", "1", "2", "00", "01", "02", "10", "11", "20", "000", "001", "010", "100"])
 PATHS = {"chain": tuple(chain(3)), "tree": TREE}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.benchmarking import machine
+from falcon_lab.studies.bench import machine
 from running import invoke, refused, run
 from saved_models import PROMPTS, save_models
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from falcon_lab.cli import main
 from falcon_lab.commands import check
-from falcon_lab.protocols import Acceptance
+from falcon_lab.interfaces import Acceptance
 from tiny_models import save_tiny
 
 SMALL = ["--prompts=2", "--samples=60", "--max-new-tokens=8"]
@@ -45,7 +45,7 @@ def test_a_drafter_whose_guesses_are_verified_is_lossless(target: Path) -> None:
 def test_a_rule_that_accepts_everything_is_found_out(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import falcon_lab.acceptance.auto
+    import falcon_lab.acceptance
 
     class AcceptsEverything:
         lossless = True  # so it claims
@@ -57,7 +57,7 @@ def test_a_rule_that_accepts_everything_is_found_out(
             path = tree.ancestors[-1].nonzero().flatten()
             return Acceptance(path, sampling.draw(logits[path[-1]], generator))
 
-    monkeypatch.setattr(falcon_lab.acceptance.auto, "Auto", AcceptsEverything)
+    monkeypatch.setattr(falcon_lab.acceptance, "Auto", AcceptsEverything)
     result = call(target, "drafter.name=falcon", "tree.depth=2")
     assert result.exit_code == 1
     assert "greedy output differs on " in result.stdout
@@ -67,7 +67,7 @@ def test_a_rule_that_accepts_everything_is_found_out(
 def test_a_rule_that_calls_itself_lossy_is_not_called_lossless_whatever_it_wrote(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from falcon_lab.acceptance.auto import Auto
+    from falcon_lab.acceptance import Auto
 
     monkeypatch.setattr(Auto, "lossless", False)
     result = call(target, "drafter.name=falcon", "tree.depth=2")

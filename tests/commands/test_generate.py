@@ -10,7 +10,7 @@ from falcon_lab.cli import main
 from falcon_lab.commands.generate import Stream, summary
 from falcon_lab.decoding.generation import Generation, Round
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.plugins import load_components
+from falcon_lab.plugins.discovery import load_components
 from saved_models import save_untrained
 from tiny_models import save_tiny, tiny_target
 
@@ -18,8 +18,8 @@ from tiny_models import save_tiny, tiny_target
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny target and an untrained drafter that was saved for it."""
-    from falcon_lab.config import load_experiment
-    from falcon_lab.targets.loading import load_target
+    from falcon_lab.config.load import load_experiment
+    from falcon_lab.model.loading import load_target
 
     target_folder = save_tiny(tmp_path_factory.mktemp("target"))
     experiment = load_experiment(None, [f"target.name={target_folder}"])

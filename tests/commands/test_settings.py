@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from falcon_lab.commands.settings import bench_experiment, decoding_experiment
-from falcon_lab.config_errors import ConfigError
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import ConfigError, FalconLabError
 
 
 @pytest.fixture(autouse=True)

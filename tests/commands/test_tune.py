@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
-from falcon_lab.config import load_experiment
+from falcon_lab.config.load import load_experiment
+from falcon_lab.studies.tune import stage
+from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.trees.paths import checked
-from falcon_lab.tuning import stage
-from falcon_lab.tuning.costs import Costs
 from running import EXPERIMENTS, refused, run
 from saved_models import PROMPTS, save_models
 

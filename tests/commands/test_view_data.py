@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from falcon_lab.cli import main
-from falcon_lab.commands.view_data import mark
+from falcon_lab.commands.run import mark
 from tiny_models import save_tiny
 
 

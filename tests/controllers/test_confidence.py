@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from fakes.decoding import CONTEXT
-from falcon_lab.builtins import ConfidenceConfig
-from falcon_lab.controllers.confidence import Confidence
-from falcon_lab.protocols import Budget, DraftOutput, LengthController
+from falcon_lab.controllers import Confidence
+from falcon_lab.interfaces import Budget, DraftOutput, LengthController
+from falcon_lab.plugins.builtins import ConfidenceConfig
 
 
 def _output(*blocks: list[float]) -> DraftOutput:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 
 from fakes.decoding import CONTEXT
-from falcon_lab.builtins import FixedConfig
-from falcon_lab.controllers.fixed import Fixed
-from falcon_lab.protocols import Budget, DraftOutput, LengthController, RoundOutcome
+from falcon_lab.controllers import Fixed
+from falcon_lab.interfaces import Budget, DraftOutput, LengthController, RoundOutcome
+from falcon_lab.plugins.builtins import FixedConfig
 
 
 def test_the_budget_is_the_configured_one_whatever_happens() -> None:

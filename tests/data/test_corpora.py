@@ -6,7 +6,7 @@ import pytest
 
 from falcon_lab.data import corpora
 from falcon_lab.data.corpora import Document, corpus, corpus_fingerprint, sections
-from falcon_lab.data.generated import SPLITS, generate_modules
+from falcon_lab.data.generated.corpus import SPLITS, generate_modules
 from falcon_lab.errors import FalconLabError
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.components import Component, Components
+from falcon_lab.config.schema import DataConfig, Experiment
 from falcon_lab.data.stage import prepare_data
 from falcon_lab.errors import FalconLabError
-from falcon_lab.schema import DataConfig, Experiment
+from falcon_lab.plugins.registry import Component, Components
 from tiny_models import tiny_target
 
 

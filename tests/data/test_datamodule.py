@@ -7,12 +7,12 @@ import lightning as L
 import pytest
 import torch
 
-from falcon_lab.data.batch import Batch
+from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.datamodule import FalconDataModule
-from falcon_lab.data.generated import generate_modules
-from falcon_lab.data.tokenizer import train_tokenizer
+from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.generated.corpus import generate_modules
+from falcon_lab.data.packing import Batch
 from falcon_lab.errors import FalconLabError
-from falcon_lab.schema import DataConfig
 from tiny_models import tiny_target
 
 

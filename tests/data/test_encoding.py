@@ -3,11 +3,10 @@ from typing import Any
 
 import pytest
 
+from falcon_lab.data.chats import PLAIN
 from falcon_lab.data.corpora import Document
-from falcon_lab.data.encoding import TOGETHER, Encoded, chunks, encode, encode_all
-from falcon_lab.data.generated import generate_modules
-from falcon_lab.data.templating import PLAIN
-from falcon_lab.data.tokenizer import train_tokenizer
+from falcon_lab.data.encoding import TOGETHER, Encoded, chunks, encode, encode_all, train_tokenizer
+from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.view import spans
 from falcon_lab.errors import FalconLabError
 

@@ -6,9 +6,16 @@ import symtable
 
 import pytest
 
-from falcon_lab.data.generated import generate_module, generate_modules, module_seed
-from falcon_lab.data.templates import classes, numbers, programs, rows
-from falcon_lab.data.templates.scope import Draw, Scope
+from falcon_lab.data.generated.corpus import (
+    classes,
+    generate_module,
+    generate_modules,
+    module_seed,
+    numbers,
+    programs,
+    rows,
+)
+from falcon_lab.data.generated.vocabulary import Draw, Scope
 from falcon_lab.errors import FalconLabError
 
 MODULES = list(generate_modules("train", 300))

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from falcon_lab.data.batch import Batch
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.packing import PADDING, PackedRows, pack
+from falcon_lab.data.packing import PADDING, Batch, PackedRows, pack
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.errors import FalconLabError
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from falcon_lab.data.chats import PLAIN, Rendered, load_template, render
 from falcon_lab.data.corpora import Document
-from falcon_lab.data.generated import generate_modules
-from falcon_lab.data.templating import PLAIN, Rendered, load_template, render
-from falcon_lab.data.tokenizer import train_tokenizer
+from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.errors import FalconLabError
 
 CHATML = (

@@ -1,7 +1,7 @@
 import pytest
 
-from falcon_lab.data.generated import generate_modules
-from falcon_lab.data.tokenizer import train_tokenizer
+from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.errors import FalconLabError
 
 TEXTS = list(generate_modules("train", 60))

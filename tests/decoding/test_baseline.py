@@ -7,9 +7,9 @@ from fakes.decoding import plain
 from fakes.statistics import chi_square
 from fakes.table_target import TableTarget
 from falcon_lab.decoding.generation import Round
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
+from falcon_lab.sampling import Sampling
 
 
 def test_greedy_output_is_the_argmax_of_every_context() -> None:

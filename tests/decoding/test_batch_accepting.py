@@ -8,11 +8,10 @@ import torch
 from fakes.decoding import CONTEXT
 from fakes.drafters import RandomDrafter
 from fakes.waits import watched
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.acceptance.sampling import SamplingRule
-from falcon_lab.decoding.batch_accepting import accept_rows
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Budget, RoundContext
+from falcon_lab.acceptance import Auto, SamplingRule
+from falcon_lab.decoding.accepting import accept_rows
+from falcon_lab.interfaces import Budget, RoundContext
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.template_tree import TemplateTree
 from falcon_lab.trees.templates import named

@@ -10,7 +10,7 @@ from fakes.drafters import RandomDrafter
 from falcon_cases import drafter
 from falcon_lab.decoding.batch_drafting import RowByRow, copies_of, sequences_of
 from falcon_lab.drafters.head_batch import HeadSequences
-from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.template_tree import TemplateTree
 from tiny_models import tiny_target

@@ -15,20 +15,20 @@ from fakes.decoding import CONTEXT, chain, speculative
 from fakes.remembering import RememberingDrafter
 from fakes.tokenizer import Pieces
 from fakes.trees import prefix_closed
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.builtins import ConfidenceConfig, DynamicTreeConfig, FalconConfig
-from falcon_lab.controllers.confidence import Confidence
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.acceptance import Greedy
+from falcon_lab.config.schema import DecodingConfig
+from falcon_lab.controllers import Confidence
 from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import DecodingConfig
-from falcon_lab.targets.target import Target
-from falcon_lab.trees.dynamic import DynamicTree
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.builtins import ConfidenceConfig, DynamicTreeConfig, FalconConfig
+from falcon_lab.sampling import Sampling
+from falcon_lab.trees.best_first import DynamicTree
 from falcon_lab.trees.paths import Path
 from falcon_lab.trees.templates import named
 from tiny_models import FAMILIES, POSITIONS, tiny_model, tiny_target, tiny_tokenizer

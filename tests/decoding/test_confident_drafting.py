@@ -9,9 +9,9 @@ from fakes.decoding import CONTEXT, chain, generate, plain, speculative
 from fakes.drafters import RandomDrafter
 from fakes.statistics import chi_square
 from fakes.table_target import TableTarget
-from falcon_lab.builtins import ConfidenceConfig
-from falcon_lab.controllers.confidence import Confidence
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.controllers import Confidence
+from falcon_lab.plugins.builtins import ConfidenceConfig
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.templates import named
 
 PROMPT = [1, 3, 0, 2]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from falcon_lab.decoding.device_clock import DeviceClock, clock_for
-from falcon_lab.decoding.generation import Clock
+from falcon_lab.decoding.generation import Clock, DeviceClock, clock_for
 
 
 class Moment:

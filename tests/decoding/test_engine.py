@@ -13,16 +13,16 @@ from fakes.statistics import chi_square
 from fakes.table_target import TableTarget
 from fakes.tokenizer import Pieces
 from fakes.trees import prefix_closed
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.builtins import FixedConfig
-from falcon_lab.controllers.fixed import Fixed
+from falcon_lab.acceptance import Greedy
+from falcon_lab.controllers import Fixed
 from falcon_lab.decoding import engine
 from falcon_lab.decoding.engine import at_most
 from falcon_lab.decoding.generation import Clock, Generation, Part
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Budget, DraftOutput, RoundOutcome
+from falcon_lab.interfaces import Budget, DraftOutput, RoundOutcome
+from falcon_lab.plugins.builtins import FixedConfig
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.paths import Path
 from falcon_lab.trees.templates import named
 

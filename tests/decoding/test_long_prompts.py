@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from fakes.decoding import chain, generate, plain, speculative
 from fakes.drafters import OracleDrafter, TableDrafter
 from fakes.table_target import TableTarget
-from falcon_lab.builtins import FalconConfig
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.config.schema import DecodingConfig
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext, Observation
-from falcon_lab.schema import DecodingConfig
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext, Observation
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_config, tiny_target, tiny_tokenizer
 from watching import Largest

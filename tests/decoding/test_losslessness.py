@@ -9,12 +9,12 @@ from fakes.decoding import chain, speculative
 from fakes.drafters import RandomDrafter
 from fakes.rules import soft_q
 from fakes.table_target import TableTarget
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.acceptance import Greedy
 from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance, total_variation
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.protocols import Acceptance
+from falcon_lab.interfaces import Acceptance
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.templates import named
 
 TARGET: Any = TableTarget(5, seed=2)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.decoding import chain, generate, speculative
-from falcon_lab.builtins import FalconConfig
+from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding import memory
-from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.memory import GIB, check_kv_memory, free_memory
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import DecodingConfig
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.builtins import FalconConfig
 from tiny_models import tiny_target
 
 CPU = torch.device("cpu")

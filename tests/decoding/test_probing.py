@@ -16,15 +16,15 @@ from fakes.drafters import OracleDrafter, RandomDrafter
 from fakes.remembering import RememberingDrafter
 from fakes.table_target import TableTarget
 from fakes.trees import prefix_closed
-from falcon_lab.acceptance.auto import Auto
+from falcon_lab.acceptance import Auto
 from falcon_lab.decoding.generation import Generation, Round
-from falcon_lab.decoding.probing import most_probes
+from falcon_lab.decoding.observing import most_probes
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Acceptance, ReadsProbes
-from falcon_lab.reporting.tree_drawing import tree_record
+from falcon_lab.interfaces import Acceptance, ReadsProbes
+from falcon_lab.report.tree_drawing import tree_record
+from falcon_lab.tree import TokenTree
 from falcon_lab.trees.paths import Path
 from falcon_lab.trees.templates import named
-from falcon_lab.trees.token_tree import TokenTree
 from tiny_models import POSITIONS, tiny_target
 
 FAMILIES = ["llama", "gpt2", "mistral"]

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from distilling import batch, distillation
 from fakes.decoding import chain, generate, plain, speculative
 from fakes.drafters import OracleDrafter
+from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.batch_engine import BatchEngine
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import DrafterInputs, Observation, Prediction
-from falcon_lab.schema import DecodingConfig
-from falcon_lab.targets.target import Target
-from falcon_lab.tuning.texts import Reader, write_texts
+from falcon_lab.interfaces import DrafterInputs, Observation, Prediction
+from falcon_lab.model.target import Target
+from falcon_lab.sampling import Sampling
+from falcon_lab.studies.tune.texts import Reader, write_texts
 from tiny_models import tiny_target
 
 TAPS = (1, 0)

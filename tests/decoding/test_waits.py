@@ -11,11 +11,11 @@ import torch
 from fakes.decoding import CONTEXT, chain, generate, plain, speculative
 from fakes.recording import Repeating
 from fakes.waits import watched
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.builtins import FalconConfig
+from falcon_lab.acceptance import Greedy
 from falcon_lab.decoding.accepting import decides_on_device
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import Acceptance, BuildContext
+from falcon_lab.interfaces import Acceptance, BuildContext
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_target
 

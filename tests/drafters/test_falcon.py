@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from falcon_cases import HIDDEN, drafter, inputs, rows
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     Frontier,
@@ -19,6 +18,7 @@ from falcon_lab.protocols import (
     Reveal,
     TrainableDrafter,
 )
+from falcon_lab.plugins.builtins import FalconConfig
 from tiny_models import FAMILIES, tiny_target
 
 BLOCKS = [1, 2, 3, 4]

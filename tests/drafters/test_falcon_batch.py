@@ -11,7 +11,7 @@ import torch
 from falcon_cases import HIDDEN, VOCABULARY, drafter
 from falcon_lab.decoding.batch_drafting import BatchDrafter, copies_of
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 
 OPTIONS = [
     {"block": block, "query": query, "phase": phase}

@@ -10,7 +10,7 @@ from torch import Tensor
 from falcon_cases import HIDDEN, VOCABULARY, drafter, rows
 from falcon_lab.drafters import head_decoding
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from tiny_models import POSITIONS
 
 ROOT = Frontier.root(torch.device("cpu"))

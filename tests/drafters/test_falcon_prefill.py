@@ -13,7 +13,7 @@ from torch import Tensor
 from falcon_cases import drafter, rows
 from falcon_lab.drafters import head_decoding
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import Frontier, Observation
+from falcon_lab.interfaces import Frontier, Observation
 from watching import Largest
 
 ROOT = Frontier.root(torch.device("cpu"))

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falcon_lab.drafters.growing_cache import GrowingCache
-from falcon_lab.targets.kv_layout import KVLayout, LayerRows
+from falcon_lab.model.kv_cache import GrowingCache, KVLayout, LayerRows
 
 LAYOUT = KVLayout((LayerRows((2, 4), (2, 4), torch.float32),) * 2)
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fakes.decoding import chain, generate, plain, speculative
 from falcon_cases import HIDDEN, drafter, rows
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse, Fusing, State
-from falcon_lab.protocols import BuildContext, Frontier, Observation
-from falcon_lab.targets.backbone import Backbone
+from falcon_lab.interfaces import BuildContext, Frontier, Observation
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.testing.compiling import Pretend, traced
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_target

@@ -10,10 +10,10 @@ import torch
 from fakes.decoding import chain, generate, plain, speculative
 from fakes.recording import Refusing, Repeating
 from falcon_cases import drafter, rows
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext, Frontier, Observation
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext, Frontier, Observation
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_target
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.drafters.lanes import Lanes, lay
+from falcon_lab.drafters.fusing import Fuse, Lanes, lay
 from falcon_lab.drafters.relaxed_mask import find_runs
 
 HIDDEN = 5

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters import saved
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.saved import load_drafter, read_config, save_drafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.plugins import load_components
-from falcon_lab.protocols import BuildContext, Frontier, Observation
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext, Frontier, Observation
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.builtins import FalconConfig
+from falcon_lab.plugins.discovery import load_components
 from tiny_models import tiny_target
 
 NODE = {"name": "falcon", "block": 3, "layers": 2, "query": "newest"}

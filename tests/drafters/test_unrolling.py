@@ -13,7 +13,7 @@ from torch import Tensor
 from falcon_cases import drafter, inputs
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.relaxed_mask import find_runs
-from falcon_lab.protocols import DrafterInputs, Frontier, Observation, Prediction, Unrolls
+from falcon_lab.interfaces import DrafterInputs, Frontier, Observation, Prediction, Unrolls
 
 PASSES = 3
 LENGTHS = (13, 9)  # of the documents

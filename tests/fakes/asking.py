@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import Acceptance, Probes
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.interfaces import Acceptance, Probes
+from falcon_lab.tree import TokenTree
 
 
 class Asking:

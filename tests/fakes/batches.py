@@ -10,8 +10,8 @@ import torch
 from fakes.decoding import generate
 from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.sampling import Sampling
 
 PROMPTS = ([5, 9, 3], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [4, 4], [9, 8, 7, 6, 5])
 NEW = 14

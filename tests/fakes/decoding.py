@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.builtins import FixedConfig
-from falcon_lab.controllers.fixed import Fixed
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.acceptance import Auto
+from falcon_lab.controllers import Fixed
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.protocols import BuildContext, TreeBuilder
+from falcon_lab.interfaces import BuildContext, TreeBuilder
+from falcon_lab.plugins.builtins import FixedConfig
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import TemplateTree
 

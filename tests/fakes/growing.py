@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Budget, DraftOutput, Frontier, RoundContext
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.interfaces import Budget, DraftOutput, Frontier, RoundContext
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 Tokens = tuple[int, ...]
 """The draft tokens from the root to a node."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 
 
 class TargetItself:

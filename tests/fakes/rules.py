@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from falcon_lab.acceptance.sampling import accept_sampled
-from falcon_lab.acceptance.walk import walk
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Acceptance
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.acceptance import accept_sampled, walk
+from falcon_lab.interfaces import Acceptance
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 
 
 def soft_q(

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.targets.target import TargetOutput
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.model.target import TargetOutput
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 
 
 class TableCache:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from falcon_lab.builtins import CsgdConfig
-from falcon_lab.glancing.csgd import Csgd
-from falcon_lab.protocols import BuildContext, GlanceRows
+from falcon_lab.glancing import Csgd
+from falcon_lab.interfaces import BuildContext, GlanceRows
+from falcon_lab.plugins.builtins import CsgdConfig
 
 
 def _schedule(**options: Any) -> Csgd:

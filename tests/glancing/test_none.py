@@ -2,8 +2,8 @@ from typing import Any
 
 import torch
 
-from falcon_lab.glancing.none import NoGlancing
-from falcon_lab.protocols import BuildContext, GlanceRows
+from falcon_lab.glancing import NoGlancing
+from falcon_lab.interfaces import BuildContext, GlanceRows
 
 
 def test_nothing_is_ever_shown() -> None:

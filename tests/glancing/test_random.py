@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from falcon_lab.builtins import RandomConfig
-from falcon_lab.glancing.random import RandomGlancing
-from falcon_lab.protocols import BuildContext, GlanceRows
+from falcon_lab.glancing import RandomGlancing
+from falcon_lab.interfaces import BuildContext, GlanceRows
+from falcon_lab.plugins.builtins import RandomConfig
 
 HOST: Any = None
 

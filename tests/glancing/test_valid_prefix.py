@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from falcon_lab.builtins import ValidPrefixConfig
-from falcon_lab.config_errors import ConfigError
-from falcon_lab.errors import FalconLabError
-from falcon_lab.glancing.valid_prefix import ValidPrefix
-from falcon_lab.plugins import load_components
-from falcon_lab.protocols import BuildContext, ChoosesRows, GlanceRows
+from falcon_lab.errors import ConfigError, FalconLabError
+from falcon_lab.glancing import ValidPrefix
+from falcon_lab.interfaces import BuildContext, ChoosesRows, GlanceRows
+from falcon_lab.plugins.builtins import ValidPrefixConfig
+from falcon_lab.plugins.discovery import load_components
 
 HOST: Any = None
 

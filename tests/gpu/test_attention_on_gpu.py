@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from falcon_lab.targets.attention.backend import Kernel
-from falcon_lab.targets.attention.choosing import AUTO, KERNELS, use_backend
-from falcon_lab.targets.attention.masked import masked_attention
-from falcon_lab.targets.attention.merged import Merged
-from falcon_lab.targets.self_check import check_target
-from falcon_lab.trees.token_tree import ancestor_matrix
+from falcon_lab.model.attention.backend import Kernel, masked_attention
+from falcon_lab.model.attention.choosing import AUTO, KERNELS, use_backend
+from falcon_lab.model.attention.merged import Merged
+from falcon_lab.model.loading import check_target
+from falcon_lab.tree import ancestor_matrix
 from tiny_models import FAMILIES, tiny_target
 
 pytestmark = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fakes.decoding import generate, plain, speculative
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.trees.templates import named
 from tiny_models import FAMILIES, tiny_target
 
@@ -33,9 +33,9 @@ def on_gpu(engine: Any, prompt: list[int], **settings: Any) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("block", [1, 2, 3])
 def test_greedy_speculation_is_lossless_on_the_gpu(family: str, block: int) -> None:
-    from falcon_lab.decoding.baseline import PlainEngine
-    from falcon_lab.decoding.sampling import Sampling
+    from falcon_lab.decoding.plain import PlainEngine
     from falcon_lab.decoding.stopping import StopCondition
+    from falcon_lab.sampling import Sampling
 
     target = tiny_target(family, vocab=12).to("cuda")
     drafter = FalconDrafter(FalconConfig(block=block), BuildContext(host=target)).eval().to("cuda")
@@ -46,9 +46,9 @@ def test_greedy_speculation_is_lossless_on_the_gpu(family: str, block: int) -> N
 
 
 def test_the_gpu_writes_what_the_cpu_writes() -> None:
-    from falcon_lab.decoding.baseline import PlainEngine
-    from falcon_lab.decoding.sampling import Sampling
+    from falcon_lab.decoding.plain import PlainEngine
     from falcon_lab.decoding.stopping import StopCondition
+    from falcon_lab.sampling import Sampling
 
     target = tiny_target("llama", vocab=12)
     expected = plain(target, [3, 1, 4], 24).tokens
@@ -60,10 +60,10 @@ def test_the_gpu_writes_what_the_cpu_writes() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
 def test_a_batch_writes_what_each_prompt_gives_alone_on_the_gpu(family: str) -> None:
-    from falcon_lab.decoding.baseline import PlainEngine
     from falcon_lab.decoding.batch_engine import BatchEngine
-    from falcon_lab.decoding.sampling import Sampling
+    from falcon_lab.decoding.plain import PlainEngine
     from falcon_lab.decoding.stopping import StopCondition
+    from falcon_lab.sampling import Sampling
 
     target = tiny_target(family, vocab=12).to("cuda")
     drafter = FalconDrafter(FalconConfig(block=2), BuildContext(host=target)).eval().to("cuda")

@@ -10,19 +10,19 @@ import torch
 
 from everything import everything
 from fakes.decoding import chain, speculative
-from falcon_lab.builtins import FalconConfig
-from falcon_lab.compiling.choice import choose_drafter, is_compiled
-from falcon_lab.compiling.recording import CudaRecorder
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.config.schema import DecodingConfig
+from falcon_lab.decoding.compiling import choose_drafter, is_compiled
 from falcon_lab.decoding.generation import Generation
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import DecodingConfig
-from falcon_lab.targets.attention.choosing import use_backend
-from falcon_lab.targets.backbone import Backbone
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.attention.choosing import use_backend
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.recording import CudaRecorder
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.builtins import FalconConfig
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.templates import named
 from graph_cases import graphed, text
 from tiny_models import FAMILIES, tiny_target

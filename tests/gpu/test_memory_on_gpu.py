@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from fakes.decoding import chain, speculative
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.decoding.memory import free_memory
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.builtins import FalconConfig
+from falcon_lab.sampling import Sampling
 from tiny_models import tiny_config, tiny_tokenizer
 
 pytestmark = [

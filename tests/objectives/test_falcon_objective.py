@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from falcon_lab.builtins import FalconObjectiveConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.objectives.falcon import FalconObjective
-from falcon_lab.protocols import BuildContext, LabelledRows, Objective
+from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
+from falcon_lab.objectives import FalconObjective
+from falcon_lab.plugins.builtins import FalconObjectiveConfig
 
 
 def _objective(**options: Any) -> FalconObjective:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from falcon_lab.objectives.soft_and_hard import NO_LABEL, soft_and_hard
+from falcon_lab.objectives import NO_LABEL, soft_and_hard
 
 
 def _given(seed: int, rows: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from falcon_lab.acceptance.auto import Auto
+from falcon_lab.acceptance import Auto
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing import (
     TREES,
     ContractError,
@@ -25,7 +25,7 @@ from falcon_lab.testing import (
     write_together,
 )
 from falcon_lab.testing.decoding import exact
-from falcon_lab.trees.chain import Chain
+from falcon_lab.trees.template_tree import Chain
 
 HOST: Any = None
 TARGET = tiny_target(vocab=6)

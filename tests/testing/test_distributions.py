@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.plugins import load_components
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.testing import ContractError, check_distribution, components_of
 from falcon_lab.testing.distributions import heavy_imports, missing_from_readme, registered
 

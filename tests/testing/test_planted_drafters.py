@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.protocols import DrafterInputs, DraftOutput, Frontier, Observation, Prediction
+from falcon_lab.interfaces import DrafterInputs, DraftOutput, Frontier, Observation, Prediction
 from falcon_lab.testing import ContractError, check_drafter
 from generated import modules
 

@@ -11,14 +11,10 @@ import torch
 from torch import Tensor
 
 from fakes.rules import resample_from_p, soft_q
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.builtins import CsgdConfig, FalconObjectiveConfig
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.acceptance import Auto, Greedy
 from falcon_lab.errors import FalconLabError
-from falcon_lab.glancing.csgd import Csgd
-from falcon_lab.objectives.falcon import FalconObjective
-from falcon_lab.protocols import (
+from falcon_lab.glancing import Csgd
+from falcon_lab.interfaces import (
     Acceptance,
     Budget,
     BuildContext,
@@ -28,6 +24,9 @@ from falcon_lab.protocols import (
     PaddedAcceptance,
     RoundOutcome,
 )
+from falcon_lab.objectives import FalconObjective
+from falcon_lab.plugins.builtins import CsgdConfig, FalconObjectiveConfig
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing import (
     ContractError,
     check_acceptance,
@@ -35,7 +34,7 @@ from falcon_lab.testing import (
     check_objective,
     check_schedule,
 )
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.tree import TokenTree
 from generated import modules
 
 Build = Callable[[BuildContext], Any]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
 from falcon_lab.testing import ContractError, check_tree_builder
+from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab.trees.template_tree import TemplateTree
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
 
 PATHS = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.components import Component, Components
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.plugins import load_components
-from falcon_lab.protocols import Acceptance, Observation
+from falcon_lab.acceptance import Auto
+from falcon_lab.interfaces import Acceptance, Observation
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Component, Components
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing import ContractError, speculating, tiny_target
 from falcon_lab.testing.conversation import Case
 from falcon_lab.testing.subject import Subject
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.tree import TokenTree
 from generated import modules
 
 package, module = modules("drafter")

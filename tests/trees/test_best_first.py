@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.growing import ROOT, StandingDrafter, check_tree, spelt
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Budget, DraftOutput, RoundContext
+from falcon_lab.interfaces import Budget, DraftOutput, RoundContext
+from falcon_lab.sampling import Sampling
 from falcon_lab.trees.best_first import BestFirstTree
 
 BLOCKS = st.integers(1, 4)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fakes.drafters import RandomDrafter
-from falcon_lab.builtins import ChainConfig
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Budget, BuildContext, RoundContext
-from falcon_lab.trees.chain import Chain
+from falcon_lab.interfaces import Budget, BuildContext, RoundContext
+from falcon_lab.plugins.builtins import ChainConfig
+from falcon_lab.sampling import Sampling
+from falcon_lab.trees.template_tree import Chain
 
 HOST: Any = None
 

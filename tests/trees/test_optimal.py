@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.growing import StandingDrafter, best, check_tree, spelt
-from falcon_lab.builtins import DynamicTreeConfig, OptimalTreeConfig
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Budget, BuildContext, DraftOutput, RoundContext, TreeBuilder
-from falcon_lab.trees.dynamic import DynamicTree
-from falcon_lab.trees.optimal import OptimalTree
+from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundContext, TreeBuilder
+from falcon_lab.plugins.builtins import DynamicTreeConfig, OptimalTreeConfig
+from falcon_lab.sampling import Sampling
+from falcon_lab.trees.best_first import DynamicTree, OptimalTree
 
 HOST: Any = None
 

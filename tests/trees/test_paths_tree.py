@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from fakes.decoding import CONTEXT, generate, plain
 from fakes.drafters import RandomDrafter
 from fakes.table_target import TableTarget
-from falcon_lab.acceptance.auto import Auto
-from falcon_lab.builtins import FixedConfig, PathsTreeConfig
-from falcon_lab.controllers.fixed import Fixed
+from falcon_lab.acceptance import Auto
+from falcon_lab.controllers import Fixed
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Budget, DraftOutput, Frontier, RoundContext
-from falcon_lab.trees.paths_tree import PathsTree
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.interfaces import Budget, DraftOutput, Frontier, RoundContext
+from falcon_lab.plugins.builtins import FixedConfig, PathsTreeConfig
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
+from falcon_lab.trees.paths import PathsTree
 
 Paths = list[list[int]]
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.builtins import StaticConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext, TreeBuilder
-from falcon_lab.trees.static import StaticTree
+from falcon_lab.interfaces import BuildContext, TreeBuilder
+from falcon_lab.plugins.builtins import StaticConfig
+from falcon_lab.trees.template_tree import StaticTree
 from falcon_lab.trees.templates import named
 
 HOST: Any = None

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.trees import prefix_closed
-from falcon_lab.components import Components
 from falcon_lab.errors import FalconLabError
-from falcon_lab.plugins import Registrar, load_components
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.discovery import Registrar, load_components
+from falcon_lab.plugins.registry import Components
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.templates import (

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from falcon_lab import testing
-from falcon_lab.protocols import DrafterInputs, Observation
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import DrafterInputs, Observation
+from falcon_lab.model.target import Target
 
 FOLDER = Path(__file__).parents[1]
 KNOWN = testing.components_of(FOLDER)

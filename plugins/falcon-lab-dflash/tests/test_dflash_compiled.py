@@ -8,7 +8,7 @@ import pytest
 import torch
 from dflash_cases import FAMILIES, drafter, engine, inputs, seen, target
 
-from falcon_lab.protocols import Compilable, Frontier
+from falcon_lab.interfaces import Compilable, Frontier
 from falcon_lab.testing import plain_text, write, write_together
 from falcon_lab.testing.compiling import Pretend, Repeating, traced
 

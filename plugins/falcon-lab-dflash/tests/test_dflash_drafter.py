@@ -11,10 +11,9 @@ from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import draw_anchors
 from falcon_lab_dflash.drafter import spread
 
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.distillation.labelling import label_rows
+from falcon_lab.distill.labels import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     Budget,
     Frontier,
     KeepsRows,
@@ -25,6 +24,7 @@ from falcon_lab.protocols import (
     TrainableDrafter,
     is_trainable,
 )
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing import packed
 
 ROOT = Frontier.root(torch.device("cpu"))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab import testing
-from falcon_lab.protocols import DrafterInputs
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import DrafterInputs
+from falcon_lab.model.target import Target
 
 FOLDER = Path(__file__).parents[1]
 KNOWN = testing.components_of(FOLDER)

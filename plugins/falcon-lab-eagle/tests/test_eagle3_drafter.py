@@ -11,11 +11,11 @@ import torch
 from eagle_cases import HEADS, HIDDEN, KNOWN, TREES, drafter, engine, inputs, target, text
 from falcon_lab_eagle.eagle3 import default_taps
 
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.module import Distillation
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.module import Distillation
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Frontier, Observation
+from falcon_lab.interfaces import Frontier, Observation
 from falcon_lab.testing import distillation, packed, write
 
 ROOT = Frontier.root(torch.device("cpu"))
@@ -87,9 +87,7 @@ def test_every_weight_learns_from_unrolled_passes(head: str) -> None:
 def test_logits_come_in_parts_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for rows in (5, 1000):
-        monkeypatch.setattr(
-            "falcon_lab.distillation.lesson.rows_at_once", lambda *_, rows=rows: rows
-        )
+        monkeypatch.setattr("falcon_lab.distill.step.rows_at_once", lambda *_, rows=rows: rows)
         made = drafter("eagle3-own")
         loss, _ = module(made, unroll=2).lesson(batch()).learn(0.0)
         loss.backward()  # type: ignore[no-untyped-call]

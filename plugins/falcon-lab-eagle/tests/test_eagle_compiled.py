@@ -10,7 +10,7 @@ import pytest
 import torch
 from eagle_cases import FAMILIES, HEADS, TREES, drafter, engine, target, text
 
-from falcon_lab.protocols import Frontier, Observation
+from falcon_lab.interfaces import Frontier, Observation
 from falcon_lab.testing import plain_text, write
 from falcon_lab.testing.compiling import Pretend, Repeating
 

@@ -12,9 +12,9 @@ from falcon_lab_eagle import EagleConfig
 from falcon_lab_eagle.eagle import EagleDrafter
 from falcon_lab_eagle.tree import published_tree
 
-from falcon_lab.builtins import FalconConfig
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.protocols import BuildContext, Frontier, Observation, TrainableDrafter, Unrolls
+from falcon_lab.interfaces import BuildContext, Frontier, Observation, TrainableDrafter, Unrolls
+from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.testing import accepted, fit, lossless_rounds, write, write_together
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import from_child_counts

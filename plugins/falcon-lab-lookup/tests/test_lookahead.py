@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from lookup_cases import KNOWN, VOCAB, engine, target
 
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.protocols import Drafter, Frontier, Observation, ReadsProbes
-from falcon_lab.testing import (
-    accepted,
-    build_drafter,
-    fit,
-    lossless_rounds,
-    write,
-    write_together,
-)
+from falcon_lab.interfaces import Drafter, Frontier, Observation, ReadsProbes
+from falcon_lab.testing import accepted, build_drafter, fit, lossless_rounds, write, write_together
 
 FAMILIES = ("gpt2", "llama", "mistral")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from falcon_lab.protocols import BuildContext, Drafter, Frontier, Observation
+from falcon_lab.interfaces import BuildContext, Drafter, Frontier, Observation
 
 VOCABULARY = 12
 ROOT = Frontier.root(torch.device("cpu"))

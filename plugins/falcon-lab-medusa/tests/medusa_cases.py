@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab import testing
-from falcon_lab.targets.target import Target
+from falcon_lab.model.target import Target
 
 FOLDER = Path(__file__).parents[1]
 KNOWN = testing.components_of(FOLDER)

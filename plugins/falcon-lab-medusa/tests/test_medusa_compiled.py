@@ -8,7 +8,7 @@ import pytest
 import torch
 from medusa_cases import FAMILIES, drafter, engine, target
 
-from falcon_lab.protocols import Compilable, Frontier, Observation
+from falcon_lab.interfaces import Compilable, Frontier, Observation
 from falcon_lab.testing import plain_text, write, write_together
 from falcon_lab.testing.compiling import Pretend, Repeating, traced
 

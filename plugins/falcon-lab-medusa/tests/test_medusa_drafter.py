@@ -8,10 +8,10 @@ import torch
 from falcon_lab_medusa import MedusaConfig
 from medusa_cases import KNOWN, drafter, target
 
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.labelling import label_rows
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.labels import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     DrafterInputs,
     Frontier,
     Observation,

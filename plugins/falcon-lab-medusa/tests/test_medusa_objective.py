@@ -8,7 +8,7 @@ from falcon_lab_medusa import MedusaObjectiveConfig
 from falcon_lab_medusa.objective import MedusaObjective
 from torch import Tensor
 
-from falcon_lab.protocols import BuildContext, LabelledRows
+from falcon_lab.interfaces import BuildContext, LabelledRows
 
 HOST: Any = None
 

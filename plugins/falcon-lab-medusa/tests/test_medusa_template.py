@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from medusa_cases import KNOWN
 
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
 from falcon_lab.trees.layout import build_layout
 
 PUBLISHED = """

@@ -8,10 +8,10 @@ import torch
 from falcon_lab_medusa import TypicalConfig
 from falcon_lab_medusa.typical import Typical
 
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import BuildContext
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.acceptance import Greedy
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 HOST: Any = None
 WARM = Sampling(temperature=1.0)

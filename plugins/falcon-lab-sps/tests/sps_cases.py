@@ -12,7 +12,7 @@ from falcon_lab_sps.drafter import SpsDrafter
 from torch import Tensor
 
 from falcon_lab import testing
-from falcon_lab.protocols import Frontier, Observation
+from falcon_lab.interfaces import Frontier, Observation
 
 FOLDER = Path(__file__).parents[1]
 KNOWN = testing.components_of(FOLDER)

@@ -12,7 +12,7 @@ from sps_cases import drafter, engine, target
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from falcon_lab.protocols import Budget, BuildContext, RoundOutcome
+from falcon_lab.interfaces import Budget, BuildContext, RoundOutcome
 from falcon_lab.testing import lossless_rounds
 
 

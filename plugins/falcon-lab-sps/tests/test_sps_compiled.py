@@ -10,7 +10,7 @@ import torch
 from falcon_lab_sps.drafter import SpsDrafter
 from sps_cases import FAMILIES, ROOT, VOCAB, drafter, engine, target, tell
 
-from falcon_lab.protocols import Compilable, Frontier
+from falcon_lab.interfaces import Compilable, Frontier
 from falcon_lab.testing import TREES, plain_text, write, write_together
 from falcon_lab.testing.compiling import Pretend, Repeating, traced
 from falcon_lab.testing.targets import tiny_model, tiny_tokenizer

@@ -17,16 +17,9 @@ from hypothesis import strategies as st
 from sps_cases import FAMILIES, POSITIONS, ROOT, VOCAB, drafter, engine, target, tell, uncached
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext, Drafter, Frontier, KeepsRows
-from falcon_lab.targets.target import Target
-from falcon_lab.testing import (
-    TREES,
-    accepted,
-    fit,
-    lossless_rounds,
-    write,
-    write_together,
-)
+from falcon_lab.interfaces import BuildContext, Drafter, Frontier, KeepsRows
+from falcon_lab.model.target import Target
+from falcon_lab.testing import TREES, accepted, fit, lossless_rounds, write, write_together
 from falcon_lab.testing.targets import tiny_model, tiny_tokenizer
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}

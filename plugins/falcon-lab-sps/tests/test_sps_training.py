@@ -11,11 +11,11 @@ from falcon_lab_sps.drafter import SpsDrafter
 from sps_cases import KNOWN, VOCAB, drafter, engine, target, tell, uncached
 from torch import Tensor
 
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.module import Distillation
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.module import Distillation
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import DrafterInputs, Reveal, is_trainable
+from falcon_lab.interfaces import DrafterInputs, Reveal, is_trainable
 from falcon_lab.testing import (
     accepted,
     distil,

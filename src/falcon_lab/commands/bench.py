@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from falcon_lab.benchmarking.batches import bench_batches, format_batches
-from falcon_lab.benchmarking.decoding import bench_decoding
-from falcon_lab.benchmarking.table import format_bench
-from falcon_lab.reporting.results import write_results
-from falcon_lab.schema import Experiment
+from falcon_lab.config.schema import Experiment
+from falcon_lab.measure.results import write_results
+from falcon_lab.studies.bench.batches import bench_batches, format_batches
+from falcon_lab.studies.bench.decoding import bench_decoding
+from falcon_lab.studies.bench.table import format_bench
 
 
 def bench(

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 import torch
 
-from falcon_lab.commands.engine import load, speculative
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.commands.settings import load, speculative
+from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.evaluation.conversation import encode_prompts
-from falcon_lab.evaluation.engines import sampling_of, stop_of
-from falcon_lab.evaluation.prompts import load_prompts
-from falcon_lab.schema import Experiment
-from falcon_lab.targets.target import Target
+from falcon_lab.measure.conversation import encode_prompts
+from falcon_lab.measure.engines import sampling_of, stop_of
+from falcon_lab.measure.prompts import load_prompts
+from falcon_lab.model.target import Target
 
 EXACT = (torch.float32, torch.float64)
 """Types in which differently shaped kernels still agree on the most likely token."""

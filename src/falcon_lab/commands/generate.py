@@ -10,15 +10,15 @@ from time import perf_counter
 import click
 import torch
 
-from falcon_lab.commands.engine import load, speculative
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.commands.settings import load, speculative
+from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.evaluation.conversation import EncodedPrompt
-from falcon_lab.evaluation.engines import sampling_of, stop_of
-from falcon_lab.protocols import Acceptance
-from falcon_lab.schema import Experiment
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.interfaces import Acceptance
+from falcon_lab.measure.conversation import EncodedPrompt
+from falcon_lab.measure.engines import sampling_of, stop_of
+from falcon_lab.tree import TokenTree
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for a character of which some bytes are still to come."""

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from falcon_lab.reporting.results import write_results
-from falcon_lab.schema import Experiment
-from falcon_lab.tuning.fragment import write_fragment
-from falcon_lab.tuning.plots import write_plots
-from falcon_lab.tuning.stage import Limits, tune
-from falcon_lab.tuning.table import format_tune
+from falcon_lab.config.schema import Experiment
+from falcon_lab.measure.results import write_results
+from falcon_lab.studies.tune.fragment import write_fragment
+from falcon_lab.studies.tune.stage import Limits, tune
+from falcon_lab.studies.tune.table import format_tune, write_plots
 
 YAML, JSON = "tuned.yaml", "tune.json"
 

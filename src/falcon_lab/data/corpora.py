@@ -1,4 +1,6 @@
-"""Corpora by one word: generated modules, the standard library, files of text, files of chats.
+"""Finds and reads files of text and code.
+
+Corpora by one word: generated modules, the standard library, files of text, files of chats.
 
 Every corpus has three disjoint splits. Which one a document is in depends on its identity alone,
 never on the order in which files are found.
@@ -8,16 +10,63 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.data.chats import read_samples
-from falcon_lab.data.generated import SPLITS, generate_modules
-from falcon_lab.data.sources import read_text, standard_library, text_files
+from falcon_lab.data.generated.corpus import SPLITS, generate_modules
 from falcon_lab.errors import FalconLabError
+
+CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".js", ".ts", ".java", ".go", ".rs"}
+SCRIPTS = {".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml"}
+TEXT_SUFFIXES = CODE | SCRIPTS | {".txt", ".md", ".rst", ".jsonl"}
+LEFT_OUT = frozenset(
+    {"test", "tests", "idlelib", "idle_test", "lib2to3", "site-packages", "dist-packages"}
+    | {"pydoc_data", "__pycache__", "turtledemo", "ensurepip", "lib-dynload"}
+)
+"""Folders of the standard library that are no library code, or not shipped everywhere."""
+
+
+def read_text(file: Path) -> str | None:
+    """The text of a file; None when it is unreadable, not UTF-8, or blank."""
+    try:
+        text = file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if text.strip() else None
+
+
+@cache
+def standard_library() -> tuple[tuple[str, Path], ...]:
+    """``(relative path, file)`` of the readable sources of this Python's library, sorted.
+
+    Raises:
+        FalconLabError: this Python comes without its sources.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        (file.relative_to(root).as_posix(), file)
+        for file in sorted(root.rglob("*.py"))
+        if LEFT_OUT.isdisjoint(file.relative_to(root).parts) and read_text(file) is not None
+    ]
+    if not files:
+        raise FalconLabError(f"{root}: this Python comes without library sources; use 'generated'")
+    return tuple(files)
+
+
+def text_files(root: Path) -> Iterator[tuple[str, Path]]:
+    """``(relative path, file)`` of the text files below a folder, hidden ones left out, sorted."""
+    for file in sorted(root.rglob("*")):
+        parts = file.relative_to(root).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        if file.suffix in TEXT_SUFFIXES and file.is_file() and not hidden:
+            yield file.relative_to(root).as_posix(), file
+
 
 SECTION = 8000
 """Characters after which a file of text is cut at the next empty line."""

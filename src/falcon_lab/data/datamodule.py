@@ -13,17 +13,17 @@ from typing import Any
 from lightning import LightningDataModule
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from falcon_lab.cache import cache_folder
+from falcon_lab.config.schema import DataConfig
+from falcon_lab.data.chats import load_template
 from falcon_lab.data.corpora import Document, corpus
 from falcon_lab.data.encoding import Encoded, encode_all
 from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
 from falcon_lab.data.packing import PackedRows, pack
 from falcon_lab.data.regeneration import Write, regenerate
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
-from falcon_lab.data.templating import load_template
+from falcon_lab.decoding.writing import write_on
 from falcon_lab.errors import FalconLabError
-from falcon_lab.schema import DataConfig
-from falcon_lab.targets.writing import write_on
+from falcon_lab.files import cache_folder
 
 
 class FalconDataModule(LightningDataModule):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from falcon_lab.data.packing import PackedRows
 from falcon_lab.errors import FalconLabError
-from falcon_lab.whole_file import replacing
+from falcon_lab.files import replacing
 
 INDEX = "store.json"
 SHARD_BYTES = 2**28

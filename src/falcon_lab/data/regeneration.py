@@ -21,7 +21,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from falcon_lab.data.encoding import Encoded
 from falcon_lab.errors import FalconLabError
-from falcon_lab.whole_file import replacing
+from falcon_lab.files import replacing
 
 TOGETHER = 96
 """Texts that are written side by side."""

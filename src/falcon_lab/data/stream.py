@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from falcon_lab.data.batch import Batch
 from falcon_lab.data.feature_store import FeatureStore
-from falcon_lab.data.packing import PADDING, PackedRows
+from falcon_lab.data.packing import PADDING, Batch, PackedRows
 from falcon_lab.errors import FalconLabError
 
 

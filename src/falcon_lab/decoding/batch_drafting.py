@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from falcon_lab.decoding.probing import most_probes
-from falcon_lab.protocols import (
+from falcon_lab.decoding.observing import most_probes
+from falcon_lab.interfaces import (
     Drafter,
     DraftOutput,
     Frontier,

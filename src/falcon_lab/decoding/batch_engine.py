@@ -14,17 +14,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.baseline import PlainEngine
-from falcon_lab.decoding.batch_rounds import PlainRounds, SpeculativeRounds
-from falcon_lab.decoding.batch_rows import Row, share_out
-from falcon_lab.decoding.device_clock import clock_for
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.generation import Generation, clock_for
 from falcon_lab.decoding.memory import check_kv_memory
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.decoding.round import PlainRounds, Row, SpeculativeRounds, share_out
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import KeepsRows
+from falcon_lab.interfaces import KeepsRows
+from falcon_lab.sampling import Sampling
 
 
 class BatchEngine:

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.accepting import accept
-from falcon_lab.decoding.device_clock import DeviceClock, clock_for
-from falcon_lab.decoding.generation import Clock, Generation, OnRound, Round
+from falcon_lab.decoding.generation import Clock, DeviceClock, Generation, OnRound, Round, clock_for
 from falcon_lab.decoding.memory import check_kv_memory
-from falcon_lab.decoding.observing import observation
-from falcon_lab.decoding.probing import harvest, most_probes, with_probes
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.observing import harvest, most_probes, observation, with_probes
 from falcon_lab.decoding.stopping import StopCondition, begin
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     AcceptanceRule,
     Budget,
     Drafter,
@@ -29,13 +27,13 @@ from falcon_lab.protocols import (
     RoundOutcome,
     TreeBuilder,
 )
-from falcon_lab.schema import DecodingConfig
-from falcon_lab.targets.taps import tapped_for
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.model.taps import tapped_for
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
-    from falcon_lab.targets.kv_cache import KVCache
-    from falcon_lab.targets.target import Target, TargetOutput
+    from falcon_lab.model.kv_cache import KVCache
+    from falcon_lab.model.target import Target, TargetOutput
 
 
 class SpeculativeEngine:

@@ -13,10 +13,10 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.sampling import Sampling
 
 Engine = PlainEngine | SpeculativeEngine
 

@@ -15,11 +15,11 @@ from torch import nn
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.protocols import BuildContext
-from falcon_lab.targets.backbone import Backbone
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.backbone import Backbone
 
 if TYPE_CHECKING:
-    from falcon_lab.builtins import FalconConfig
+    from falcon_lab.plugins.builtins import FalconConfig
 
 
 class FalconDrafter(FeatureHead):

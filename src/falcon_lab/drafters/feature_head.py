@@ -19,20 +19,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
-from falcon_lab.compiling.recording import Recorder, recorder_for
-from falcon_lab.distillation.compiling import Compiled, Compiler
+from falcon_lab.distill.compiling import Compiled, Compiler
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_batch import HeadSequences
 from falcon_lab.drafters.head_compiled import CompiledPass, CompiledPasses
-from falcon_lab.drafters.head_decoding import Decoding
+from falcon_lab.drafters.head_decoding import Decoding, Passes
 from falcon_lab.drafters.head_graphs import GraphPasses
-from falcon_lab.drafters.head_passes import Passes
-from falcon_lab.drafters.head_training import Rows, first_pass
+from falcon_lab.drafters.head_training import Rows, first_pass, unrolled
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
-from falcon_lab.drafters.unrolling import unrolled
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     DrafterHost,
     DrafterInputs,
     DraftOutput,
@@ -42,7 +38,9 @@ from falcon_lab.protocols import (
     Reveal,
     TreeBuilder,
 )
-from falcon_lab.targets.backbone import Backbone
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.recording import Recorder, recorder_for
 
 FLEX = "flex_attention"
 

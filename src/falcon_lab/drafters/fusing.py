@@ -1,4 +1,16 @@
-"""How a row (token embedding, feature) becomes what decoder blocks read.
+"""Documents one behind another in lanes, for a recurrence that starts anew with each of them.
+
+A recurrence takes its steps one by one and its sequences side by side. One sequence a document
+pads all of them to the longest: three times the rows, where documents are of all lengths. In lanes
+as long as the longest document nearly every row belongs to one.
+
+Shapes: B sequences, T rows of one, D documents, N lanes, L rows of a lane, C channels.
+
+An LSTM written out row after row, as a compiler or a graph can take it in.
+
+Shapes: D sequences, L rows of a sequence, I input, H hidden, M layers.
+
+How a row (token embedding, feature) becomes what decoder blocks read.
 
 Shapes: D sequences, L rows of a sequence, B batch, T rows of packed documents, N lanes, M layers of
 an LSTM, C channels of a joined row, W of a fused one, H hidden.
@@ -6,19 +18,131 @@ an LSTM, C channels of a joined row, W of a fused one, H hidden.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from falcon_lab.compiling.lstm import Unrolled
-from falcon_lab.drafters.lanes import Lanes
 from falcon_lab.drafters.relaxed_mask import Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Where the rows of a packed batch lie.
+
+    Between two documents of a lane there is a row of neither.
+
+    Attributes:
+        place: ``[B, T]`` long, ``n·L + l`` of each row.
+        count: N.
+        length: L.
+    """
+
+    place: Tensor
+    count: int
+    length: int
+
+    @classmethod
+    def of(cls, runs: Runs) -> Self:
+        """As few lanes as a greedy search finds, as long as the longest document."""
+        sizes = torch.bincount(runs.number.flatten(), minlength=runs.count).tolist()
+        starts, count = lay(sizes, runs.longest)
+        begin = torch.tensor(starts, device=runs.number.device)
+        return cls(begin[runs.number] + runs.offset, count, runs.longest)
+
+    def spread(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """``[B, T, C]`` -> ``[N, L, C]``, and ``[N, L]`` bool: the places of no document."""
+        flat = self.place.flatten()
+        spread = rows.new_zeros(self.count * self.length, rows.shape[-1])
+        spread = spread.index_copy(0, flat, rows.flatten(0, 1))
+        free = torch.ones(spread.shape[0], dtype=torch.bool, device=rows.device)
+        free[flat] = False
+        return spread.unflatten(0, (self.count, -1)), free.view(self.count, self.length)
+
+    def gather(self, spread: Tensor) -> Tensor:
+        """``[N, L, C]`` -> ``[B, T, C]``: the inverse of ``spread``."""
+        rows = spread.flatten(0, 1).index_select(0, self.place.flatten())
+        return rows.unflatten(0, self.place.shape)
+
+
+def lay(sizes: Sequence[int], length: int) -> tuple[list[int], int]:
+    """Best fit, the largest first: where each document starts, and how many lanes there are.
+
+    Args:
+        sizes: rows of each document.
+        length: of a lane, at least the largest size.
+
+    Returns:
+        ``n·length + l`` for each document, and N.
+    """
+    starts, count = [0] * len(sizes), 0
+    room: list[tuple[int, int]] = []  # (free rows at the end, lane), sorted
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        size = sizes[number]
+        found = bisect_left(room, (size + 1, -1))  # a row of no document comes first
+        if found < len(room):
+            free, lane = room.pop(found)
+            free -= 1
+        else:
+            free, lane, count = length, count, count + 1
+        starts[number] = lane * length + length - free
+        insort(room, (free - size, lane))
+    return starts, count
+
+
+class Unrolled(nn.Module):
+    """The recurrence of an ``nn.LSTM``, and the state after any of its rows.
+
+    Args:
+        lstm: ``batch_first``; its weights are used as they are.
+    """
+
+    def __init__(self, lstm: Any) -> None:
+        super().__init__()
+        self.lstm = lstm
+
+    def forward(
+        self, rows: Tensor, hidden: Tensor, cell: Tensor, last: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Go on from a state.
+
+        Args:
+            rows: ``[D, L, I]``.
+            hidden, cell: ``[M, D, H]`` each.
+            last: ``[1]`` long, the row after which the state is asked for.
+
+        Returns:
+            ``[D, L, H]`` and the state, ``[M, D, H]`` each.
+        """
+        hiddens, cells = [], []
+        for layer in range(self.lstm.num_layers):
+            rows, states = self._layer(layer, rows, hidden[layer], cell[layer])
+            hiddens.append(rows.index_select(1, last)[:, 0])
+            cells.append(states.index_select(1, last)[:, 0])
+        return rows, torch.stack(hiddens), torch.stack(cells)
+
+    def _layer(self, layer: int, rows: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and cells of every row, ``[D, L, H]`` each."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        into, onto, *biases = (getattr(self.lstm, f"{name}_l{layer}") for name in names)
+        given = functional.linear(rows, into, biases[0] + biases[1])
+        outputs, states = [], []
+        for row in given.unbind(1):
+            gates = row + functional.linear(h, onto)
+            opened, kept, new, shown = gates.chunk(4, dim=-1)
+            c = kept.sigmoid() * c + opened.sigmoid() * new.tanh()
+            h = shown.sigmoid() * c.tanh()
+            outputs.append(h)
+            states.append(c)
+        return torch.stack(outputs, 1), torch.stack(states, 1)
+
 
 FEW = 8
 """Rows up to which PyTorch's own LSTM is faster than oneDNN's: 0.1 ms against 0.3 ms for two

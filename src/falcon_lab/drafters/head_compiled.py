@@ -13,11 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from falcon_lab.compiling.ahead import Announce, Compiled, PassCompiler, compile_ahead
-from falcon_lab.compiling.rows import LEAST, SPARE, Keys, Slices, padded, size_for
 from falcon_lab.drafters.fusing import state_of
-from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
-from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.drafters.head_decoding import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.model.compiled import (
+    LEAST,
+    SPARE,
+    Announce,
+    Compiled,
+    Keys,
+    PassCompiler,
+    Slices,
+    compile_ahead,
+    padded,
+    size_for,
+)
+from falcon_lab.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.feature_head import FeatureHead

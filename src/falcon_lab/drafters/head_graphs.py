@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from falcon_lab.compiling.ahead import Announce
-from falcon_lab.compiling.graph_cache import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
-from falcon_lab.compiling.recording import Attempts, Outputs, Recorder
 from falcon_lab.drafters.fusing import state_of
-from falcon_lab.drafters.growing_cache import GrowingCache
-from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
-from falcon_lab.targets.kv_cache import KVCache
+from falcon_lab.drafters.head_decoding import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.model.compiled import Announce
+from falcon_lab.model.graphs import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
+from falcon_lab.model.kv_cache import GrowingCache, KVCache
+from falcon_lab.model.recording import Attempts, Outputs, Recorder
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.feature_head import FeatureHead

@@ -1,15 +1,27 @@
 """The first pass of training a head: every row of a batch predicts, as a round's first pass does.
 
 Shapes: B batch, T rows, A anchors, R prediction rows, M layers of an LSTM, k block, H hidden.
+
+Training passes after the first: a head goes on from its own predictions, as it does in drafting.
+
+Every block of the first pass begins a branch: k true tokens beside the k features that the head has
+just predicted, on the state at the block's end, seeing the true rows up to there and the branch's
+own blocks. What comes out is what a drafting pass over the true tokens would predict. EAGLE-3 calls
+it training-time test (arXiv 2503.01840, §3.2); here it is any head's.
+
+Shapes: B batch, T rows, A anchors (newest rows of blocks), R = A·k prediction rows, M layers of an
+LSTM, W channels of a fused row, k block, H hidden.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.relaxed_mask import (
@@ -21,11 +33,10 @@ from falcon_lab.drafters.relaxed_mask import (
     relaxed_causal_mask,
 )
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import DrafterInputs, Prediction, Reveal
+from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.feature_head import FeatureHead
-    from falcon_lab.drafters.unrolling import KeptRows
 
 
 class Rows(NamedTuple):
@@ -172,3 +183,157 @@ class _Batch:
         short = rows.reshape(-1, self.head.block, rows.shape[-1])
         fused: Tensor = self.head.fuse(short)[0]
         return fused.reshape(*rows.shape[:-1], -1)
+
+
+def unrolled(
+    head: FeatureHead,
+    inputs: DrafterInputs,
+    runs: Runs,
+    phase: Tensor,
+    reveal: Reveal | None = None,
+) -> Iterator[Prediction]:
+    """The predictions of a round's passes, one after the other, without end.
+
+    A block whose rows are not all there (at a document's beginning) begins no branch.
+
+    Args:
+        head: what predicts.
+        inputs: packed documents.
+        runs: where each of them is.
+        phase: ``[B, T]`` long, constant in a document.
+        reveal: labels that the first pass is shown.
+    """
+    kept = KeptRows()
+    first = first_pass(head, inputs, runs, phase, reveal, kept)
+    yield first.prediction
+    branches = Branches(head, inputs, first, kept)
+    while True:
+        yield branches.go_on()
+
+
+class KeptRows(Cache):
+    """Keys and values of earlier passes, through which gradients flow."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self.length = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append a layer's new rows; all its rows."""
+        new = key_states, value_states
+        if layer_idx in self._rows:
+            keys, values = self._rows[layer_idx]
+            new = torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
+        self._rows[layer_idx] = new
+        return new
+
+    def keep(self, rows: int) -> None:
+        """Keep the first ``rows`` after a pass; what comes behind them was asked, never seen."""
+        self._rows = {n: (k[:, :, :rows], v[:, :, :rows]) for n, (k, v) in self._rows.items()}
+        self.length = rows
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """As ``length``."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Keys that a query of that length sees, and their offset."""
+        return self.length + query_length, 0
+
+
+class Branches:
+    """One branch for every block of a first pass, all of them equally long.
+
+    Args:
+        head: what predicts.
+        inputs: of the first pass.
+        first: that pass.
+        kept: its keys and values.
+    """
+
+    def __init__(
+        self, head: FeatureHead, inputs: DrafterInputs, first: FirstPass, kept: KeptRows
+    ) -> None:
+        block = head.block
+        self._head, self._inputs, self._kept = head, inputs, kept
+        anchors = find_anchors(first.blocks, block)
+        whole = first.runs.offset.gather(1, anchors.column) >= block - 1
+        self._whole = (anchors.present & whole).repeat_interleave(block, dim=1)  # [B, R]
+        self._anchor = anchors.column.repeat_interleave(block, dim=1)
+        count = anchors.column.shape[1]
+        self._slot = torch.arange(block, device=self._anchor.device).repeat(count)
+        owner = torch.arange(count * block, device=self._anchor.device) // block
+        self._group = owner.expand_as(self._anchor)
+        self._own = owner.unsqueeze(1) == owner  # [R, R]
+        self._context = self._true_rows(first)
+        self._hidden = first.hidden
+        if head.offsets is None:  # rows of the batch -> rows of blocks
+            rows = (self._anchor - (block - 1) + self._slot).clamp_min(0)
+            self._hidden = _gathered(first.hidden, rows)
+        self._state = None if first.state is None else self._at_anchors(first.state, anchors.column)
+        self._passes = 0
+
+    def go_on(self) -> Prediction:
+        """The next pass."""
+        head, block, inputs = self._head, self._head.block, self._inputs
+        ahead = 1 + self._passes * block + self._slot  # [R], behind the anchor
+        column = (self._anchor + ahead).clamp_max(inputs.tokens.shape[1] - 1)
+        rows = head.join(inputs.tokens.gather(1, column), self._hidden)
+        alone = rows.reshape(-1, block, rows.shape[-1])
+        fused, self._state = head.fuse(alone, self._state)
+        positions = inputs.positions.gather(1, self._anchor) + ahead
+        self._hidden = self._run(fused, positions.clamp_max(head.host.max_positions - 1))
+        self._passes += 1
+        label = self._anchor + ahead + block
+        where = Rows(
+            label=torch.where(self._whole, label, -1),
+            source=self._anchor,
+            slot=self._slot.expand_as(self._anchor),
+            group=self._group,
+        )
+        return head.predicted(self._hidden, where)
+
+    def _run(self, fused: Tensor, positions: Tensor) -> Tensor:
+        """``[B·A, k, W]`` through the decoder blocks; ``[B, R, H]``."""
+        head, block, batch = self._head, self._head.block, positions.shape[0]
+        rows, count = fused.reshape(batch, -1, fused.shape[-1]), positions.shape[1]
+        mask = self._block_mask()
+        if head.offsets is not None:  # contexts, then queries
+            queries = fused[:, -1:] + head.offsets
+            rows = torch.cat([rows, queries.reshape(batch, -1, fused.shape[-1])], dim=1)
+            newest = positions[:, block - 1 :: block].repeat_interleave(block, dim=1)
+            positions = torch.cat([positions, newest], dim=1)
+        hidden = head.train_blocks(
+            embeddings=rows, positions=positions, mask=mask, cache=self._kept
+        )
+        self._kept.keep(self._kept.length + count)
+        return hidden[:, -count:]
+
+    def _block_mask(self) -> Tensor:
+        """``[B, R, S]`` (and the queries): true rows, the branch's blocks, and the block itself."""
+        own = self._own.expand(self._anchor.shape[0], -1, -1)
+        before = [self._context, *[own] * self._passes]
+        if self._head.offsets is None:
+            return torch.cat([*before, own], dim=2)
+        contexts = torch.cat([*before, own.tril(), torch.zeros_like(own)], dim=2)
+        return torch.cat([contexts, torch.cat([*before, own, own], dim=2)], dim=1)
+
+    def _true_rows(self, first: FirstPass) -> Tensor:
+        """``[B, R, T]``: the rows of its document up to a branch's anchor."""
+        number = first.runs.number
+        column = torch.arange(number.shape[1], device=number.device)
+        same = number.gather(1, self._anchor).unsqueeze(2) == number.unsqueeze(1)
+        return same & (column <= self._anchor.unsqueeze(2))
+
+    def _at_anchors(self, state: State, column: Tensor) -> State:
+        """``[M, B, T, H]`` each -> ``[M, B·A, H]`` each."""
+        sequence = torch.arange(column.shape[0], device=column.device).unsqueeze(1)
+        hidden, cell = (part[:, sequence, column].flatten(1, 2).contiguous() for part in state)
+        return hidden, cell
+
+
+def _gathered(rows: Tensor, index: Tensor) -> Tensor:
+    return rows.gather(1, index.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))

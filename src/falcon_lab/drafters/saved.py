@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from falcon_lab import __version__
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from falcon_lab.components import Components
-    from falcon_lab.targets.target import Target
+    from falcon_lab.model.target import Target
+    from falcon_lab.plugins.registry import Components
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1

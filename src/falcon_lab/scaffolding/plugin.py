@@ -13,8 +13,8 @@ from string import Template
 from tempfile import TemporaryDirectory
 
 from falcon_lab import __version__
-from falcon_lab.components import Components
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.registry import Components
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """What pip takes for a name (the packaging user guide, "Names and normalization")."""

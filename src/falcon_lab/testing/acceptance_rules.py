@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.accepting import decides_on_device
-from falcon_lab.decoding.sampling import Sampling
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Acceptance, AcceptsOnDevice, BuildContext
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import Acceptance, AcceptsOnDevice, BuildContext
+from falcon_lab.model.target import Target
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing.decoding import engine
 from falcon_lab.testing.outcomes import TokenTable, expect_distribution
 from falcon_lab.testing.speculating import expect_greedy
 from falcon_lab.testing.standing import Wandering
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 VOCABULARY = 6
 ROOT = 1

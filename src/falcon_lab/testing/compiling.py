@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.compiling.ahead import Announce, Compiled
-from falcon_lab.compiling.recording import Outputs
+from falcon_lab.model.compiled import Announce, Compiled
+from falcon_lab.model.recording import Outputs
 
 
 class Pretend:
@@ -38,7 +38,7 @@ class Pretend:
         name: str,
         announce: Announce,
     ) -> Compiled:
-        """As ``falcon_lab.compiling.ahead.compile_ahead``."""
+        """As ``falcon_lab.model.compiled.compile_ahead``."""
         self.names.append(name)
         announce(name)
 
@@ -85,7 +85,7 @@ class Repeating:
         self.replays = 0
 
     def capture(self, run: Callable[[], Outputs]) -> Callable[[], Outputs]:
-        """As ``falcon_lab.compiling.recording.Recorder``."""
+        """As ``falcon_lab.model.recording.Recorder``."""
         self.captures += 1
         outputs = tuple(output.clone() for output in run())
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from falcon_lab.protocols import Budget, BuildContext, DraftOutput, RoundOutcome
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundOutcome
+from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine
 from falcon_lab.testing.speculating import expect_greedy, expect_whole
 from falcon_lab.testing.standing import Wandering

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.protocols import BuildContext, Drafter, DraftOutput, Frontier
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier
+from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.subject import Subject
 from falcon_lab.testing.texts import Text, random_tokens

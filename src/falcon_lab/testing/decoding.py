@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.components import Components
-from falcon_lab.decoding.baseline import PlainEngine
+from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.losslessness import Engine
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.plugins import load_components
-from falcon_lab.protocols import BuildContext, Drafter
-from falcon_lab.schema import DecodingConfig
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import BuildContext, Drafter
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing.statistics import chi_square, common
 from falcon_lab.testing.subject import built, expect
 from falcon_lab.testing.texts import one_document

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from falcon_lab.components import Components
-from falcon_lab.protocols import BuildContext
-from falcon_lab.schema import DistillationConfig, OptimizerConfig
-from falcon_lab.targets.target import Target
+from falcon_lab.config.schema import DistillationConfig, OptimizerConfig
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.target import Target
+from falcon_lab.plugins.registry import Components
 from falcon_lab.testing.decoding import plain_text
 from falcon_lab.testing.subject import built
 from falcon_lab.testing.texts import packed
 
 if TYPE_CHECKING:
-    from falcon_lab.distillation.module import Distillation
+    from falcon_lab.distill.module import Distillation
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -66,7 +66,7 @@ def distillation(
         hyperparameters: that its checkpoints keep.
         config: more of ``schema.DistillationConfig``.
     """
-    from falcon_lab.distillation.module import Distillation
+    from falcon_lab.distill.module import Distillation
 
     context = BuildContext.of(target, drafter)
     return Distillation(

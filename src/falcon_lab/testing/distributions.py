@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.components import Component, Components
-from falcon_lab.hookspecs import PROJECT
-from falcon_lab.plugins import load_components, registered_by
+from falcon_lab.plugins.discovery import load_components, registered_by
+from falcon_lab.plugins.hooks import PROJECT
+from falcon_lab.plugins.registry import Component, Components
 from falcon_lab.testing.subject import expect
 
 HEAVY = ("torch", "transformers", "lightning")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falcon_lab.protocols import is_trainable
+from falcon_lab.interfaces import is_trainable
 from falcon_lab.testing import drafting, learning, saving, seeing, speculating
 from falcon_lab.testing.conversation import Case
 from falcon_lab.testing.subject import Recipe, Subject

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     Compilable,
     Drafter,
     DraftOutput,
@@ -40,7 +40,7 @@ def check_declarations(case: Case) -> None:
         "the members of a Drafter",
         expected="block, needs, reset, draft and observe",
         found=f"no {', '.join(missing)}",
-        fix="see falcon_lab.protocols.Drafter",
+        fix="see falcon_lab.interfaces.Drafter",
     )
     block, needs = drafter.block, drafter.needs
     subject.expect(

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.builtins import FalconObjectiveConfig
-from falcon_lab.distillation.labelling import label_rows
-from falcon_lab.distillation.lesson import Lesson
+from falcon_lab.config.schema import DistillationConfig
+from falcon_lab.distill.labels import label_rows
+from falcon_lab.distill.step import Lesson
 from falcon_lab.errors import FalconLabError
-from falcon_lab.objectives.falcon import FalconObjective
-from falcon_lab.protocols import DrafterInputs, Prediction, Reveal, Unrolls
-from falcon_lab.schema import DistillationConfig
-from falcon_lab.targets.taps import tapped_for
+from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal, Unrolls
+from falcon_lab.model.taps import tapped_for
+from falcon_lab.objectives import FalconObjective
+from falcon_lab.plugins.builtins import FalconObjectiveConfig
 from falcon_lab.testing.conversation import Case
 from falcon_lab.testing.texts import packed, training_inputs
 from falcon_lab.testing.training_rows import documents, logits_of, predict

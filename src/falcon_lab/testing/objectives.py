@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext, LabelledRows
+from falcon_lab.interfaces import BuildContext, LabelledRows
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Acceptance
+from falcon_lab.interfaces import Acceptance
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing.statistics import UNLIKELY, chi_square
 from falcon_lab.testing.subject import Subject
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.tree import TokenTree
 
 
 class TokenTable:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import BuildContext, ChoosesRows, GlanceRows
+from falcon_lab.interfaces import BuildContext, ChoosesRows, GlanceRows
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.labelling import label_rows
-from falcon_lab.protocols import DrafterInputs, Frontier, Prediction, Unrolls
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.labels import label_rows
+from falcon_lab.interfaces import DrafterInputs, Frontier, Prediction, Unrolls
 from falcon_lab.testing.conversation import TOLERANCE, Case, Conversation, difference
 from falcon_lab.testing.texts import one_document, packed, random_tokens, training_inputs
 from falcon_lab.testing.training_rows import PHASES, alone, documents, logits_of, predict, table

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from falcon_lab.decoding.baseline import PlainEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.targets.target import Target
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.model.target import Target
 from falcon_lab.testing.conversation import Case, Conversation
 from falcon_lab.testing.decoding import TREES, expect_same, fit, write, write_together
 from falcon_lab.testing.statistics import UNLIKELY

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import DraftOutput, Frontier, Observation, RoundContext
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.interfaces import DraftOutput, Frontier, Observation, RoundContext
+from falcon_lab.tree import TokenTree
 
 Tokens = tuple[int, ...]
 """The draft tokens from the root to a node."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from falcon_lab.components import Component, Components
 from falcon_lab.errors import FalconLabError
-from falcon_lab.plugins import load_components
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Component, Components
 
 Recipe = Mapping[str, Any] | Callable[[BuildContext], Any]
 """A YAML node ``{name: …}`` of a registered component, or what builds one."""

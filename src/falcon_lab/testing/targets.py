@@ -10,7 +10,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from falcon_lab.targets.target import Target
+from falcon_lab.model.target import Target
 
 FAMILIES: tuple[str, ...] = (
     "llama",

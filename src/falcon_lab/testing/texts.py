@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.labelling import drafter_inputs
-from falcon_lab.protocols import Drafter, DrafterInputs, Observation
-from falcon_lab.targets.taps import tapped_for
-from falcon_lab.targets.target import Target
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.labels import drafter_inputs
+from falcon_lab.interfaces import Drafter, DrafterInputs, Observation
+from falcon_lab.model.taps import tapped_for
+from falcon_lab.model.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from falcon_lab.testing.standing import Grown, Standing, Tokens
 from falcon_lab.testing.subject import Subject
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 
 def check_tree(subject: Subject, tree: TokenTree, vocabulary: int) -> None:
@@ -39,7 +39,7 @@ def check_tree(subject: Subject, tree: TokenTree, vocabulary: int) -> None:
         "TokenTree.ancestors",
         expected="for every node its path to the root, itself counted",
         found=tree.ancestors.int().tolist(),
-        fix="use falcon_lab.trees.token_tree.ancestor_matrix(parents)",
+        fix="use falcon_lab.tree.ancestor_matrix(parents)",
     )
     edges = [*zip(parents[1:], tree.tokens.tolist()[1:], strict=True)]
     subject.expect(

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.data.batch import Batch
-from falcon_lab.distillation.labelling import label_rows
-from falcon_lab.protocols import Prediction
+from falcon_lab.data.packing import Batch
+from falcon_lab.distill.labels import label_rows
+from falcon_lab.interfaces import Prediction
 from falcon_lab.testing.conversation import Case
 from falcon_lab.testing.texts import one_document, random_tokens, training_inputs
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from falcon_lab.acceptance.sampling import SamplingRule
-from falcon_lab.decoding.sampling import Sampling
+from falcon_lab.acceptance import SamplingRule
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import Budget, BuildContext, RoundContext
-from falcon_lab.targets.target import Target
+from falcon_lab.interfaces import Budget, BuildContext, RoundContext
+from falcon_lab.model.target import Target
+from falcon_lab.sampling import Sampling
 from falcon_lab.testing.decoding import engine
 from falcon_lab.testing.outcomes import TokenTable, expect_distribution
 from falcon_lab.testing.speculating import expect_greedy, expect_whole
@@ -23,7 +23,7 @@ from falcon_lab.testing.standing import Grown, Standing, Wandering, grow
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
 from falcon_lab.testing.token_trees import check_nodes, check_tree
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.tree import TokenTree
 
 VOCABULARY = 12
 ROOT = 7
@@ -153,7 +153,7 @@ def _round(
     subject.expect(
         not done.problem,
         "a frontier",
-        expected="what protocols.Frontier says",
+        expected="what interfaces.Frontier says",
         found=done.problem,
         fix="tokens are the k draft tokens from one block to the next, parents count the blocks "
         "of the pass before, and None ends the round",

@@ -13,6 +13,10 @@ Python, where a dozen costs less than one more kernel.
 
 Which row a node takes its candidates from is the rule of ``layout.py``: a block's k rows are one
 grid, and the nodes of one depth below the block's node share a row.
+
+A tree that goes where the drafter is sure: EAGLE-2's, for any block size.
+
+The likeliest tree of a given size, by the drafter's own factorised probabilities.
 """
 
 from __future__ import annotations
@@ -22,9 +26,11 @@ from typing import NamedTuple
 
 import torch
 
-from falcon_lab.protocols import DraftOutput, Frontier, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.plugins.builtins import DynamicTreeConfig, OptimalTreeConfig
+from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab.trees.template_tree import candidates
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.trees.templates import default_depth
 
 
 class Node(NamedTuple):
@@ -162,3 +168,51 @@ class BestFirstTree:
 def _sound(log_q: float) -> float:
     """Rounding must not put a child before its parent, nor a broken row before the root."""
     return -math.inf if math.isnan(log_q) else min(log_q, 0.0)
+
+
+class DynamicTree(BestFirstTree):
+    """Expand the best blocks of every pass, then rerank all candidates (arXiv 2406.16858, §4).
+
+    A pass expands the ``beam`` nodes of the highest cumulative probability among those that the
+    pass before put at its last depth; every row gives ``width`` candidates; the ``nodes`` best of
+    all make the tree. With k = 1 that is EAGLE-2. With more, a pass adds k levels, the candidates
+    of a row being shared by all nodes of the block at that depth.
+
+    Args:
+        config: the limits.
+        context: gives k.
+    """
+
+    def __init__(self, config: DynamicTreeConfig, context: BuildContext) -> None:
+        block = context.block
+        depth = default_depth(block) if config.depth is None else config.depth
+        super().__init__(
+            block,
+            nodes=config.nodes,
+            depth=context.reach(depth),
+            beam=config.beam,
+            width=config.width,
+        )
+
+
+class OptimalTree(BestFirstTree):
+    """The ``nodes`` paths of the highest probability among all paths of ``passes`` passes.
+
+    A block's rows are taken as independent of each other, so a path's probability is a product of
+    one entry per row; over one pass that is the draft tree of a block-diffusion drafter (DDTree).
+    If the drafter's probabilities were the target's, no tree of that size and depth would have more
+    tokens accepted. Every node that could have one of the best below it is expanded, and every
+    candidate that could be one is looked at, so nothing is approximated; a pass may take up to
+    ``nodes`` blocks, though it rarely takes more than a few.
+
+    Args:
+        config: the size, and the passes.
+        context: gives k.
+    """
+
+    def __init__(self, config: OptimalTreeConfig, context: BuildContext) -> None:
+        block, passes = context.block, config.passes
+        depth = default_depth(block) if passes is None else passes * block
+        nodes = config.nodes
+        reach = context.reach(depth)
+        super().__init__(block, nodes=nodes, depth=reach, beam=nodes, width=nodes)

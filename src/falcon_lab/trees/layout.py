@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falcon_lab.tree import ancestor_matrix
 from falcon_lab.trees.paths import Path, checked
-from falcon_lab.trees.token_tree import ancestor_matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,27 @@
 
 Shapes: N nodes (the root counted), F blocks of a pass, k block, m candidates per row, n nodes that
 a pass decides, V vocabulary.
+
+A chain: the tree without branches.
+
+A tree drawn by hand or ahead of time: the same shape every round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import DraftOutput, Frontier, Proposal, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, Proposal, RoundContext
+from falcon_lab.plugins.builtins import ChainConfig, StaticConfig
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 from falcon_lab.trees.layout import Layout, PassLayout, build_layout
 from falcon_lab.trees.paths import Path
-from falcon_lab.trees.templates import cut
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.trees.templates import cut, resolve
 
 
 class TemplateTree:
@@ -212,3 +217,34 @@ def draw_without_replacement(
     noise = torch.empty_like(q).exponential_(generator=generator).log()
     tokens = (q.log() - noise).topk(width, dim=-1).indices
     return tokens, q.gather(-1, tokens).log(), q
+
+
+class Chain(TemplateTree):
+    """One path of ``config.depth`` draft tokens; of depth 0 it is the root alone.
+
+    Args:
+        config: the length, and how tokens are chosen at T > 0.
+        context: gives k.
+    """
+
+    def __init__(self, config: ChainConfig, context: BuildContext) -> None:
+        paths = [(0,) * length for length in range(1, context.reach(config.depth) + 1)]
+        super().__init__(paths, context.block, cast(Proposal, config.proposal))
+
+
+class StaticTree(TemplateTree):
+    """Falcon's custom-designed decoding tree (arXiv 2412.12639, §3.4), for any k.
+
+    Args:
+        config: the template and how tokens are chosen at T > 0.
+        context: gives k.
+
+    Raises:
+        FalconLabError: the template has duplicates, gaps or orphans, or its name is unknown.
+    """
+
+    def __init__(self, config: StaticConfig, context: BuildContext) -> None:
+        paths = resolve(config.template, context)
+        depths = [depth for depth in (config.max_depth, context.deepest) if depth is not None]
+        paths = cut(paths, context.block, depth=min(depths, default=None))
+        super().__init__(paths, context.block, cast(Proposal, config.proposal))

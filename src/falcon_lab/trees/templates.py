@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
 from falcon_lab.trees.paths import Path, checked, from_child_counts
 
 VICUNA = """

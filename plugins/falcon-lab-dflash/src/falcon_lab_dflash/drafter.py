@@ -17,9 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
-from falcon_lab.compiling.recording import Recorder, recorder_for
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
@@ -29,6 +27,8 @@ from falcon_lab.protocols import (
     Reveal,
     TreeBuilder,
 )
+from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.recording import Recorder, recorder_for
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
 from falcon_lab_dflash.cache import ContextCache

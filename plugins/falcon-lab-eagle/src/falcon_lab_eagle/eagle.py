@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.protocols import BuildContext
-from falcon_lab.targets.backbone import Backbone
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.backbone import Backbone
 from falcon_lab_eagle import EagleConfig
 
 

@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import (
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_training import Rows
-from falcon_lab.protocols import BuildContext, DrafterHost, Prediction
-from falcon_lab.targets.backbone import Backbone
+from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
+from falcon_lab.model.backbone import Backbone
 from falcon_lab_eagle import Eagle3Config
 
 KERNELS = ("eager", "sdpa", "flex_attention")

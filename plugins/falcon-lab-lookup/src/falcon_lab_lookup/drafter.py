@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import BuildContext, DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, Observation
 from falcon_lab_lookup import LookupConfig
 
 

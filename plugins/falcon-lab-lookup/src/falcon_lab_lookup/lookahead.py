@@ -10,7 +10,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     Acceptance,
     BuildContext,
     DraftOutput,
@@ -18,7 +18,7 @@ from falcon_lab.protocols import (
     Observation,
     Probes,
 )
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.tree import TokenTree
 from falcon_lab_lookup import LookaheadConfig
 from falcon_lab_lookup.pool import Pool
 from falcon_lab_lookup.window import Shape, Window, most_tokens

@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
-from falcon_lab.compiling.fixed import FixedPass
-from falcon_lab.compiling.recording import Recorder
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
@@ -27,6 +24,9 @@ from falcon_lab.protocols import (
     Prediction,
     Reveal,
 )
+from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.fixed import FixedPass
+from falcon_lab.model.recording import Recorder
 from falcon_lab_medusa import MedusaConfig
 
 

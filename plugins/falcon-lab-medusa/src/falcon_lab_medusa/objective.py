@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional
 
-from falcon_lab.protocols import BuildContext, LabelledRows
+from falcon_lab.interfaces import BuildContext, LabelledRows
 from falcon_lab_medusa import MedusaObjectiveConfig
 
 NO_LABEL = -100

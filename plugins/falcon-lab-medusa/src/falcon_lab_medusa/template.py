@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falcon_lab.protocols import BuildContext
+from falcon_lab.interfaces import BuildContext
 
 CHILDREN = """
 :10

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.acceptance.greedy import Greedy
-from falcon_lab.decoding.sampling import Sampling
-from falcon_lab.protocols import Acceptance, BuildContext, PaddedAcceptance
-from falcon_lab.trees.token_tree import TokenTree
+from falcon_lab.acceptance import Greedy
+from falcon_lab.interfaces import Acceptance, BuildContext, PaddedAcceptance
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
 from falcon_lab_medusa import TypicalConfig
 
 

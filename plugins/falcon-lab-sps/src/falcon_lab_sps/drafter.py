@@ -11,11 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.compiling.ahead import Announce, PassCompiler, compile_ahead
-from falcon_lab.compiling.recording import Recorder
 from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
@@ -25,7 +23,9 @@ from falcon_lab.protocols import (
     Reveal,
     TreeBuilder,
 )
-from falcon_lab.targets.masks import packed_mask
+from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.masks import packed_mask
+from falcon_lab.model.recording import Recorder
 from falcon_lab_sps import SpsConfig
 from falcon_lab_sps.drafting import Drafting
 from falcon_lab_sps.small_model import small_model

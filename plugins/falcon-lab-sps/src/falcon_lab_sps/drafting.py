@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.growing_cache import GrowingCache
 from falcon_lab.drafters.model_passes import ModelPasses
-from falcon_lab.protocols import Frontier
-from falcon_lab.targets.masks import causal_mask
+from falcon_lab.interfaces import Frontier
+from falcon_lab.model.kv_cache import GrowingCache
+from falcon_lab.model.masks import causal_mask
 from falcon_lab_sps.small_model import SmallModel
 
 CAPACITY = 512

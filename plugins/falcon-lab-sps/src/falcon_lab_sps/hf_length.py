@@ -6,7 +6,7 @@ all accepted, and the next round drafts two tokens more; else one less, but alwa
 
 from __future__ import annotations
 
-from falcon_lab.protocols import Budget, BuildContext, DraftOutput, RoundOutcome
+from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundOutcome
 from falcon_lab_sps import HfLengthConfig
 
 

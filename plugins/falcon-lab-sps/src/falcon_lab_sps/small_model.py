@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.protocols import DrafterHost
-from falcon_lab.schema import TargetConfig
-from falcon_lab.targets.backbone import Backbone, plain_attention, short_config
-from falcon_lab.targets.loading import load_target
-from falcon_lab.targets.logits import final_logits
-from falcon_lab.targets.target import max_positions
+from falcon_lab.interfaces import DrafterHost
+from falcon_lab.model.backbone import Backbone, plain_attention, short_config
+from falcon_lab.model.lm_head import final_logits
+from falcon_lab.model.loading import load_target
+from falcon_lab.model.target import max_positions
 from falcon_lab_sps import LAYERS, SpsConfig
 
 NEVER = -1e4

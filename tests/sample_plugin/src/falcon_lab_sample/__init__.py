@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
-from falcon_lab.hookspecs import Register
+from falcon_lab.plugins.hooks import Register
 
 
 @dataclass

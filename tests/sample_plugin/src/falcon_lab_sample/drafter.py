@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.protocols import (
+from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import BuildContext, GlanceRows
+from falcon_lab.interfaces import BuildContext, GlanceRows
 from falcon_lab_sample import StepConfig
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.protocols import BuildContext, DraftOutput, Frontier, RoundContext
-from falcon_lab.trees.token_tree import TokenTree, ancestor_matrix
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab_sample import RakeConfig
 
 

@@ -1,0 +1,222 @@
+"""From the root down, one decision per node: what every acceptance rule here has in common.
+
+Shapes: A accepted draft tokens.
+
+Greedy verification: the longest path that the target would have written itself.
+
+Shapes: N tree nodes, V vocabulary, A accepted draft tokens.
+
+Lossless verification at any temperature; the rule follows from how the tree was made.
+
+Shapes: N tree nodes, V vocabulary.
+
+Candidates that were chosen deterministically are no samples of anything, so the drafter's
+probabilities must not enter their acceptance: doing so is biased (toy total variation 0.28), and
+there is no way to ask for it.
+
+The rule that fits the temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import Acceptance, BuildContext, PaddedAcceptance
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import TokenTree
+
+Step = Callable[[int, list[int]], tuple[int | None, int]]
+"""Node and its children, in order -> the child that is accepted (or None), and the token that
+follows the node: the child's, or the correction."""
+
+
+def walk(tree: TokenTree, step: Step) -> Acceptance:
+    """Follow accepted children from the root until a node has none."""
+    children: list[list[int]] = [[] for _ in range(tree.nodes)]
+    for node, parent in enumerate(tree.parents.tolist()):
+        if parent >= 0:
+            children[parent].append(node)
+    path = [0]
+    while True:
+        child, token = step(path[-1], children[path[-1]])
+        if child is None:
+            device = tree.tokens.device
+            return Acceptance(torch.tensor(path, device=device), torch.tensor(token, device=device))
+        path.append(child)
+
+
+class Greedy:
+    """Accept a node when it is the target's argmax after its parent, and so are its ancestors.
+
+    Args:
+        config: the component has no options.
+        context: not needed.
+    """
+
+    lossless = True
+
+    def __init__(self, config: None, context: BuildContext) -> None:
+        del config, context
+
+    def __call__(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> Acceptance:
+        """The longest matching path, and the target's argmax after it.
+
+        Raises:
+            FalconLabError: the temperature is not 0.
+        """
+        best, deepest = self._deepest(tree, logits, sampling)
+        # A parent comes before its children, so the ancestors are in the order of the path.
+        path = tree.ancestors.index_select(0, deepest)[0].nonzero().flatten()
+        return Acceptance(path, best.index_select(0, deepest)[0])
+
+    def accept_padded(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> PaddedAcceptance | None:
+        """The same without waiting for the device, for trees whose shape is known."""
+        if tree.routes is None:
+            return None
+        best, deepest = self._deepest(tree, logits, sampling)
+        route = tree.routes.index_select(0, deepest)[0]
+        return PaddedAcceptance(route, best.index_select(0, deepest)[0])
+
+    def _deepest(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:
+        """The target's choice after every node, ``[N]``, and the last accepted node, ``[1]``."""
+        if not sampling.greedy:
+            raise FalconLabError(
+                f"acceptance 'greedy' decodes at temperature 0, not {sampling.temperature}; choose "
+                "'auto' or 'sampling', or set evaluation.temperature=0"
+            )
+        best = logits.argmax(-1)
+        # The root's parent is -1, so it looks at the last node's argmax; it is right anyway.
+        wrong = tree.tokens != best[tree.parents]
+        wrong[0] = False
+        refused = (tree.ancestors & wrong).any(-1)
+        return best, tree.depth.masked_fill(refused, -1).argmax(0, keepdim=True)
+
+
+class SamplingRule:
+    """Rejection sampling over a tree: the output follows the target's own distribution.
+
+    Args:
+        config: the component has no options.
+        context: not needed.
+    """
+
+    lossless = True
+
+    def __init__(self, config: None, context: BuildContext) -> None:
+        del config, context
+
+    def __call__(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> Acceptance:
+        """Accept a path of ``tree``, by the rule that its ``proposal`` calls for.
+
+        Raises:
+            FalconLabError: a tree says that it was sampled, but carries no distributions.
+        """
+        if tree.proposal == "deterministic":
+            return accept_deterministic(tree, logits, sampling, generator)
+        return accept_sampled(tree, logits, sampling, generator)
+
+
+def accept_deterministic(
+    tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+) -> Acceptance:
+    """The one-hot rule: try siblings in order, x with probability p[x]; else p[x] = 0, renormalise.
+
+    A sibling is then accepted with p[x] in all, and what is drawn after all of them were refused
+    is p without them. That is a draw from p which goes on below the sibling it hits, and is done
+    so: a round takes as many draws as tokens, in the order in which plain decoding takes them, so
+    that a seed gives both the same text.
+    """
+    tokens = tree.tokens.tolist()
+
+    def step(node: int, children: list[int]) -> tuple[int | None, int]:
+        token = int(sampling.draw(logits[node], generator))
+        return next((child for child in children if tokens[child] == token), None), token
+
+    return walk(tree, step)
+
+
+def accept_sampled(
+    tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+) -> Acceptance:
+    """Multi-round speculative sampling for siblings drawn from q without replacement.
+
+    Each sibling x is accepted with probability min(1, p[x] / q[x]); else p becomes the normalised
+    (p - q)+, and q loses x and is normalised (SpecInfer, arXiv 2305.09781, Algorithm 2; without
+    replacement as in EAGLE, arXiv 2401.15077).
+    """
+    if tree.q is None or tree.q_row is None:
+        raise FalconLabError(
+            "a tree with proposal 'sampled' must carry q and q_row, the distributions that its "
+            "nodes were drawn from; a tree of chosen candidates is 'deterministic'"
+        )
+    tokens, q_row, rows = tree.tokens.tolist(), tree.q_row.tolist(), tree.q
+
+    def step(node: int, children: list[int]) -> tuple[int | None, int]:
+        p = sampling.probabilities(logits[node]).double()
+        q = rows[q_row[children[0]]].double() if children else p
+        for child in children:
+            token = tokens[child]
+            chance = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
+            if bool(chance * q[token] < p[token]):
+                return child, token
+            p = residual(p, q)
+            q = without(q, token)
+        return None, int(torch.multinomial(p, 1, generator=generator))
+
+    return walk(tree, step)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """``[V]``: the normalised (p - q)+; p itself when nothing is left of it but rounding."""
+    rest = (p - q).clamp(min=0)
+    mass = rest.sum()
+    return torch.where(mass > 0, rest / mass, p)
+
+
+def without(q: Tensor, token: int) -> Tensor:
+    """``[V]``: q on the condition that ``token`` is not drawn."""
+    rest = q.clone()
+    rest[token] = 0
+    return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)
+
+
+class Auto:
+    """``Greedy`` at temperature 0, ``SamplingRule`` above.
+
+    Args:
+        config: the component has no options.
+        context: handed on.
+    """
+
+    lossless = True
+
+    def __init__(self, config: None, context: BuildContext) -> None:
+        self._greedy = Greedy(config, context)
+        self._sampling = SamplingRule(config, context)
+
+    def __call__(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> Acceptance:
+        """``logits`` are the target's, ``[N, V]``, one row per tree node."""
+        rule = self._greedy if sampling.greedy else self._sampling
+        return rule(tree, logits, sampling, generator)
+
+    def accept_padded(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> PaddedAcceptance | None:
+        """As ``Greedy``; sampling decides step by step."""
+        if not sampling.greedy:
+            return None
+        return self._greedy.accept_padded(tree, logits, sampling, generator)

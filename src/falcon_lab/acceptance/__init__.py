@@ -1,1 +1,0 @@
-"""Acceptance rules, one file each."""

@@ -1,1 +1,0 @@
-"""``falcon-lab bench``: decoding against what users would pick instead, and against the machine."""

@@ -1,0 +1,166 @@
+"""What is installed, what it can use, and what to mend."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from falcon_lab import __version__
+from falcon_lab.commands.lightning import OURS
+from falcon_lab.files import cache_folder
+from falcon_lab.plugins.discovery import load_components
+
+REQUIRED = (
+    "torch",
+    "lightning",
+    "transformers",
+    "wandb",
+    "omegaconf",
+    "pluggy",
+    "click",
+    "safetensors",
+    "tokenizers",
+    "matplotlib",
+)
+MALWARE = {"lightning": ("2.6.2", "2.6.3")}
+"""Versions that must not be imported (GHSA-w37p-236h-pfx3)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it is, and what to do when it is not well."""
+
+    name: str
+    state: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'!' if self.advice else ' '} {self.name:<18} {self.state}"
+        return f"{line}\n  {'':<18} -> {self.advice}" if self.advice else line
+
+
+def examine() -> Iterator[Finding]:
+    """Everything, one finding at a time; imports torch."""
+    yield Finding("falcon-lab", __version__)
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})")
+    versions = [package(name) for name in REQUIRED]
+    yield from versions
+    if not any(finding.advice for finding in versions if finding.name == "torch"):
+        yield from devices()
+        yield attention()
+    yield from optional_packages()
+    yield from plug_ins()
+    yield cache()
+    yield lightning_script()
+
+
+def package(name: str) -> Finding:
+    """A required package's version."""
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Finding(name, "not installed", f"pip install {name}")
+    if found in MALWARE.get(name, ()):
+        advice = "remove it and change your passwords; pip install 'lightning>=2.6.4,<3'"
+        return Finding(name, f"{found} is malware (GHSA-w37p-236h-pfx3)", advice)
+    return Finding(name, found)
+
+
+def devices() -> Iterator[Finding]:
+    """Cores and GPUs."""
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("cpu", f"{usable} cores for this process, torch uses {torch.get_num_threads()}")
+    if not torch.cuda.is_available():
+        yield Finding("cuda", "none")
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        yield Finding(f"cuda:{index}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+
+
+def optional_packages() -> Iterator[Finding]:
+    """What is used where it is there."""
+    try:
+        yield Finding("datasets", version("datasets"))
+    except PackageNotFoundError:
+        yield Finding("datasets", "not installed (extra 'data': prompt sets from the hub)")
+    yield flash_attn()
+
+
+def flash_attn() -> Finding:
+    """FlashAttention 2 as its own package."""
+    from falcon_lab.model.attention.flash_attn import absence
+
+    return Finding("flash-attn", absence() or "usable")
+
+
+def attention() -> Finding:
+    """The values of ``target.attention`` that this machine can run."""
+    import torch
+
+    from falcon_lab.model.attention.choosing import usable_kernels
+    from falcon_lab.model.masks import ATTENTION
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    merging = [kernel.name for kernel in usable_kernels(device, torch.bfloat16, head_size=64)]
+    return Finding("attention", f"{', '.join((*ATTENTION, *merging))} (bfloat16, {device.type})")
+
+
+def plug_ins() -> Iterator[Finding]:
+    """Distributions that bring components, and those that could not."""
+    components = load_components()
+    owners = {(c.distribution, c.version) for c in components.components} - {(OURS, __version__)}
+    for name, found in sorted(owners):
+        brought = [c.name for c in components.components if c.distribution == name]
+        yield Finding("plug-in", f"{name} {found}: {', '.join(brought)}")
+    for failure in components.failures:
+        advice = f"mend or remove it, or leave it out with FALCON_LAB_PLUGINS (now: {allow_list()})"
+        yield Finding("plug-in", str(failure), advice)
+
+
+def allow_list() -> str:
+    """What FALCON_LAB_PLUGINS says."""
+    return os.environ.get("FALCON_LAB_PLUGINS", "unset")
+
+
+def cache() -> Finding:
+    """The folder of targets that were trained once."""
+    folder = cache_folder()
+    if not folder.exists():
+        return Finding("cache", f"{folder} (empty)")
+    if not os.access(folder, os.W_OK):
+        return Finding("cache", f"{folder} cannot be written", "set FALCON_LAB_CACHE to a folder")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return Finding("cache", f"{folder} ({size / 2**20:.0f} MiB)")
+
+
+def lightning_script() -> Finding:
+    """Whether the command ``lightning`` is ours: pip lets the last one installed overwrite it."""
+    try:
+        ours = distribution(OURS)
+    except PackageNotFoundError:
+        return Finding("bin/lightning", "falcon-lab is not installed; python -m falcon_lab works")
+    mend = f"pip install --force-reinstall --no-deps {OURS}, or use falcon-lab run"
+    for file in ours.files or ():
+        if file.name in ("lightning", "lightning.exe") and file.hash is not None:
+            path = Path(str(ours.locate_file(file))).resolve()
+            if not path.exists():
+                return Finding("bin/lightning", "has been deleted", mend)
+            if _sha256(path) != file.hash.value:
+                return Finding("bin/lightning", f"{path} belongs to another package", mend)
+            return Finding("bin/lightning", f"{path} is ours")
+    return Finding("bin/lightning", "was not installed with falcon-lab", mend)
+
+
+def _sha256(path: Path) -> str:
+    """A digest as wheels' RECORD writes it."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,1 +1,0 @@
-"""``falcon-lab compare``: several drafter heads on equal terms."""

@@ -1,1 +1,0 @@
-"""Forward passes of fixed shape, compiled ahead of time."""

@@ -1,0 +1,199 @@
+"""Overrides: ``key=value`` in every style that people and sweeps write.
+
+Who said what: the file's line, or the override, that an error of a configuration names.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from falcon_lab.errors import ConfigError
+from falcon_lab.fields import parse_value, read_yaml
+
+
+@dataclass(frozen=True)
+class Override:
+    """One ``key=value``.
+
+    Attributes:
+        key: full dotted key.
+        value: plain value.
+        label: what errors call it.
+    """
+
+    key: str
+    value: Any
+    label: str
+
+    def covers(self, key: str) -> bool:
+        """Whether it set ``key``, or all around it."""
+        return key.partition("[")[0] == self.key or key.startswith(f"{self.key}.")
+
+
+def parse_overrides(texts: Iterable[str], *, label: str = "override") -> list[Override]:
+    """Read ``key=value`` and ``--key=value``; a bare ``None`` is null, as W&B sweeps mean it.
+
+    A sweep's other styles too: ``+key=value``, ``++key=value``, and a JSON file of dotted keys. A
+    part of an experiment's YAML is taken in by its file's name.
+
+    Raises:
+        ConfigError: no ``=``, no key, a value that is no YAML, or a file that is none.
+    """
+    found: list[Override] = []
+    for text in texts:
+        if text.endswith(".json") and "=" not in text:
+            found += _from_file(Path(text), f"{label} {text!r}")
+        elif is_yaml(text):
+            part, _ = read_yaml(Path(text))
+            found += [Override(key, value, f"{label} {text!r}") for key, value in part.items()]
+        else:
+            found.append(_parse(text, label))
+    return found
+
+
+def is_yaml(text: str) -> bool:
+    """Whether an override is the name of a YAML file."""
+    return text.endswith((".yaml", ".yml")) and "=" not in text
+
+
+def apply_overrides(
+    tree: dict[str, Any], overrides: Sequence[Override], nodes: Mapping[str, str]
+) -> None:
+    """Write overrides into a plain tree, in order, components' names before their options.
+
+    ``nodes`` maps the keys (in the experiment or in a row of ``evaluation.methods``) that hold
+    components to the component that the experiment has without them. A changed name drops the
+    options that the node had: they were the old one's.
+    """
+    for override in sorted(overrides, key=lambda o: not _names_a_component(o.key, nodes)):
+        path = override.key.split(".")
+        parent = _descend(tree, path[:-1], override.key)
+        before, value = parent.get(path[-1]), override.value
+        if _names_a_component(override.key, nodes):
+            _rename(parent, value, _default_name(path[:-1], nodes))
+        elif isinstance(before, dict) and isinstance(value, dict) and value:
+            if "name" in value and _is_component(override.key, nodes):
+                _rename(before, value["name"], _default_name(path, nodes))
+            _merge(before, value)
+        else:
+            parent[path[-1]] = value
+
+
+def _from_file(path: Path, written: str) -> list[Override]:
+    """The overrides that W&B's ``${args_json_file}`` stands for."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("", f"no JSON file of overrides: {error}", written) from None
+    if not isinstance(content, dict):
+        raise ConfigError("", "the file holds no JSON object of keys and values", written)
+    return [Override(str(key), value, written) for key, value in content.items()]
+
+
+def _parse(text: str, label: str) -> Override:
+    written = f"{label} {text!r}"
+    bare = text.removeprefix("--") if text.startswith("--") else text.lstrip("+")
+    key, equals, value = bare.partition("=")
+    if not equals:
+        raise ConfigError("", f"has no '='; write {key or 'key'}=value", written)
+    if not key or not all(key.split(".")):
+        raise ConfigError("", "has no full key before the '='", written)
+    try:
+        return Override(key, _value(value), written)
+    except ValueError as error:
+        raise ConfigError(key, f"the value cannot be read: {error}", written) from None
+
+
+def _value(text: str) -> Any:
+    if text.strip() == "None":
+        return None
+    if text.lstrip().startswith(("[", "{", "(")):
+        try:  # a sweep writes lists and dicts as Python does: [1, None, True]
+            return _lists(ast.literal_eval(text.strip()))
+        except (ValueError, SyntaxError):
+            pass  # not Python: YAML, as in [a, b]
+    return parse_value(text)
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as lists: YAML knows no others."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_component(key: str, nodes: Mapping[str, str]) -> bool:
+    path = key.split(".")
+    in_row = len(path) == 4 and path[:2] == ["evaluation", "methods"]
+    return path[-1] in nodes and (len(path) == 1 or in_row)
+
+
+def _names_a_component(key: str, nodes: Mapping[str, str]) -> bool:
+    node, _, last = key.rpartition(".")
+    return last == "name" and _is_component(node, nodes)
+
+
+def _descend(tree: dict[str, Any], path: list[str], key: str) -> dict[str, Any]:
+    for depth, name in enumerate(path):
+        if tree.get(name) is None:
+            tree[name] = {}
+        tree = tree[name]
+        if not isinstance(tree, dict):
+            where = ".".join(path[: depth + 1])
+            raise ConfigError(key, f"{where} is {tree!r}, which has no keys")
+    return tree
+
+
+def _default_name(path: list[str], nodes: Mapping[str, str]) -> str | None:
+    return nodes[path[0]] if len(path) == 1 else None
+
+
+def _rename(node: dict[str, Any], name: Any, default: str | None) -> None:
+    if node.get("name", default) != name:
+        node.clear()
+    node["name"] = name
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for name, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+@dataclass
+class Origin:
+    """Where a configuration's keys come from.
+
+    Attributes:
+        name: what stands for the whole.
+        overrides: in the order in which they were applied.
+        places: full key -> ``file:line``.
+    """
+
+    name: str
+    overrides: list[Override]
+    places: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: Path, lines: Mapping[str, int]) -> None:
+        """The keys of a file; one that an earlier file said too is the later one's."""
+        self.places |= {key: f"{path}:{line}" for key, line in lines.items()}
+
+    def blame(self, error: ConfigError) -> str:
+        """The override that set the key, or something around or in it, else the file and line."""
+        key = error.key
+        for override in reversed(self.overrides):
+            inside = override.key.startswith(f"{key}.")
+            # An error of a whole component names the option that it is about in its text.
+            spoken_of = override.key.rpartition(".")[2] in error.problem
+            if override.covers(key) or (inside and (key not in self.places or spoken_of)):
+                return override.label
+        while key and key not in self.places:
+            key = key.rpartition("[" if key.endswith("]") else ".")[0]
+        return self.places[key] if key else self.name

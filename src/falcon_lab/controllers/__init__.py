@@ -1,1 +1,0 @@
-"""Draft-length controllers, one file each."""

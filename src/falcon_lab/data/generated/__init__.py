@@ -1,0 +1,1 @@
+"""A generated corpus of small Python programs."""

@@ -1,1 +1,0 @@
-"""Templates of Python definitions, from which the generated corpus is composed."""

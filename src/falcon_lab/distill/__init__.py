@@ -1,0 +1,1 @@
+"""Training of a drafter by distillation from the frozen target."""

@@ -1,1 +1,0 @@
-"""Training a drafter on a frozen target."""

@@ -1,1 +1,0 @@
-"""Prompts, metrics and the paired benchmark."""

@@ -1,0 +1,199 @@
+"""Plain trees and OmegaConf: reading, shaping, resolving and writing.
+
+Everything that touches OmegaConf is here and in no other file, and no ``DictConfig`` leaves it:
+what goes in and comes out are plain dicts, lists, scalars and dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from falcon_lab.errors import ConfigError, did_you_mean, join
+
+T = TypeVar("T")
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """A YAML file as a plain tree (interpolations still in it), and each full key's line."""
+    if not path.is_file():
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise ConfigError("", f"{found}; name an experiment's YAML", str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError("", f"broken YAML: {error.problem}", f"{path}:{line}") from None
+    except OmegaConfBaseException as error:
+        raise _config_error(error, "").at(str(path)) from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError("", f"cannot be read: {error}", str(path)) from None
+    if not isinstance(tree, dict):
+        raise ConfigError("", "must be a mapping of keys to values", str(path))
+    return cast(dict[str, Any], tree), dict(_lines(yaml.compose(text), ""))
+
+
+def parse_value(text: str) -> Any:
+    """The value of an override: YAML as OmegaConf reads it (``1e-4`` is a number).
+
+    Raises:
+        ValueError: the text is no YAML.
+    """
+    try:
+        tree = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(error.problem) from None
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ValueError(_first_line(error)) from None
+    return cast(dict[str, Any], tree)["value"]
+
+
+def resolve(cls: type[T], tree: Mapping[str, Any]) -> T:
+    """The typed object: defaults filled in, interpolations resolved, types checked."""
+    shaped = shape(tree, cls, "")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(cls), shaped)
+        return cast(T, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        raise _config_error(error, "") from None
+
+
+def options(cls: type[T], values: Mapping[str, Any], key: str) -> T:
+    """An instance of a component's option dataclass, whose YAML node stands at ``key``.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a missing value, or what ``__post_init__`` of
+            the dataclass refuses; also when the dataclass itself cannot be used.
+    """
+    try:
+        structured = OmegaConf.structured(cls)
+    except Exception as error:  # whatever a plug-in's annotations may provoke
+        problem = f"the options {cls.__qualname__} cannot be used: {_first_line(error)}"
+        raise ConfigError(key, problem) from error
+    shaped = literal(shape(values, cls, key))
+    try:
+        return cast(T, OmegaConf.to_object(OmegaConf.merge(structured, shaped)))
+    except OmegaConfBaseException as error:
+        raise _config_error(error, key) from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(key, str(error)) from None
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+    """A plain tree as YAML that loads to the same tree."""
+    return OmegaConf.to_yaml(OmegaConf.create(literal(dict(tree))))
+
+
+def literal(tree: Any) -> Any:
+    """The tree with ``${`` escaped, so that OmegaConf takes the text as it stands."""
+    if isinstance(tree, Mapping):
+        return {key: literal(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [literal(value) for value in tree]
+    return tree.replace("${", "\\${") if isinstance(tree, str) else tree
+
+
+# --- shaping ------------------------------------------------------------------------------------
+
+
+def shape(value: Any, hint: Any, key: str) -> Any:
+    """Check a plain value's keys against a type, and turn 4.0 into 4 where an int is asked.
+
+    Scalars are left to OmegaConf; keys are checked here, because only here is it known which keys
+    there could have been.
+    """
+    if value == "???":
+        raise ConfigError(key, f"has no value yet; give one, as in {key}=…")
+    if dataclasses.is_dataclass(hint):
+        return _shape_fields(value, hint, key)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [argument for argument in arguments if argument is not type(None)]
+        return value if value is None or len(inner) > 1 else shape(value, inner[0], key)
+    if origin in (dict, list):
+        return _shape_items(value, origin, arguments, key)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # sweeps write 4.0, people 1e3
+    return value
+
+
+def _shape_items(value: Any, origin: type, arguments: tuple[Any, ...], key: str) -> Any:
+    whole = isinstance(value, str) and "${" in value  # the whole of another section
+    if whole and (origin is list or arguments[1] is Any):
+        return value
+    if value is None:
+        raise ConfigError(key, "is empty; give it a value or take the line out")
+    if origin is list:
+        if not isinstance(value, list):
+            raise ConfigError(key, f"must be a list, as in [{value}]")
+        return [shape(item, arguments[0], f"{key}[{i}]") for i, item in enumerate(value)]
+    if not isinstance(value, Mapping):
+        example = f", as in {{name: {value}}}" if arguments[1] is Any else ""
+        raise ConfigError(key, f"must be a mapping of keys to values{example}, not {value!r}")
+    return {name: shape(item, arguments[1], join(key, name)) for name, item in value.items()}
+
+
+def _shape_fields(value: Any, cls: Any, key: str) -> dict[str, Any]:
+    if value is None:
+        raise ConfigError(key, "is empty; give it a value or take the line out")
+    if not isinstance(value, Mapping):
+        raise ConfigError(key, f"must be a mapping of keys to values, not {value!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for name in value:
+        if name not in fields:
+            suggestion = did_you_mean(str(name), fields)
+            raise ConfigError(join(key, name), f"unknown key{suggestion}")
+    for name, field in fields.items():
+        if name not in value and _mandatory(field):
+            raise ConfigError(join(key, name), "is missing")
+    hints = typing.get_type_hints(cls)
+    return {name: shape(item, hints[name], join(key, name)) for name, item in value.items()}
+
+
+def _mandatory(field: dataclasses.Field[Any]) -> bool:
+    # "???" is OmegaConf's own way of saying that there is no default.
+    no_default = field.default is dataclasses.MISSING or field.default == "???"
+    return no_default and field.default_factory is dataclasses.MISSING
+
+
+# --- places and messages ------------------------------------------------------------------------
+
+
+def _lines(node: yaml.Node | None, key: str) -> list[tuple[str, int]]:
+    """Full key -> line, for every key below a YAML node."""
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    found = []
+    for name, value in node.value:
+        full = join(key, name.value)
+        found += [(full, name.start_mark.line + 1), *_lines(value, full)]
+    return found
+
+
+def _config_error(error: OmegaConfBaseException, key: str) -> ConfigError:
+    below = getattr(error, "full_key", None) or ""
+    return ConfigError(join(key, below) if below else key, _in_our_words(_first_line(error)))
+
+
+def _in_our_words(message: str) -> str:
+    for theirs, ours in (
+        ("could not be converted to Integer", "is not a whole number"),
+        ("could not be converted to Float", "is not a number"),
+        ("is not Optional", "cannot be null"),
+    ):
+        if theirs in message:
+            return message.replace(theirs, ours)
+    return message
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,71 @@
+"""Files that are there as a whole or not at all.
+
+Files of JSON lines that grow while something runs, and survive a kill in mid-line.
+
+Where things that are made once are kept: the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to; the file takes the place of ``path`` when all went well.
+
+    Readers see the old file or the new one. After an error the old one is still there and the
+    other is removed. Each process has a name of its own, which ends as ``path`` does.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a record, in a line of its own even where a kill cut off the one before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if _cut_off(file):
+            file.write(b"\n")  # costs that line alone
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole record; what a kill cut off is left out, and a missing file is empty."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _cut_off(file: Any) -> bool:
+    """Whether the file's last line has no end."""
+    if file.seek(0, 2) == 0:
+        return False
+    file.seek(-1, 2)
+    return bool(file.read(1) != b"\n")
+
+
+def cache_folder() -> Path:
+    """``$FALCON_LAB_CACHE``, else ``$XDG_CACHE_HOME/falcon-lab``, else ``~/.cache/falcon-lab``."""
+    if chosen := os.environ.get("FALCON_LAB_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "falcon-lab"

@@ -1,0 +1,176 @@
+"""What glancing schedules share: a ratio that goes in a straight line, and two switches.
+
+No glancing: one pass, nothing shown.
+
+Shapes: B batch, R prediction rows.
+
+Glancing at random: GLAT's own schedule, which CSGD is compared with.
+
+GLAT, arXiv 2008.07905 §3.2: as many rows are shown as the ratio times the Hamming distance between
+the first pass and the target, wherever they stand. CSGD shows prefixes of blocks instead.
+
+Shapes: B batch, R prediction rows.
+
+Coupled Sequential Glancing Distillation: show the drafter the start of some blocks.
+
+Falcon, arXiv 2412.12639 §3.2; the glancing idea is GLAT's. N = λ·d rows are shown, d being the
+Hamming distance between the drafter's first pass and the target, as contiguous prefixes of
+1..k-1 rows of blocks drawn at random, token and feature together.
+
+Shapes: B batch, R prediction rows, G blocks of the whole batch.
+
+The valid-prefix mask: a block's rows teach as far as decoding would have used them.
+
+SpecBlock drops the loss of the later positions of a block once an earlier one is wrong: decoding
+throws them away, since the token that they are to follow was refused.
+
+Shapes: B batch, R prediction rows, G blocks of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor
+
+from falcon_lab.distill.labels import complete_blocks, number_blocks
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import BuildContext, ChoosesRows, GlanceRows, GlancingSchedule
+
+if TYPE_CHECKING:
+    from falcon_lab.plugins.builtins import CsgdConfig, ValidPrefixConfig
+
+
+class Falling:
+    """A ``GlancingSchedule`` but for which rows it shows (``reveal``).
+
+    Args:
+        config: the ratio's ends and the switches.
+        context: gives k. With k = 1 there is nobody in a block whom a row that is shown could help.
+    """
+
+    def __init__(self, config: CsgdConfig, context: BuildContext) -> None:
+        self.token_source = cast(Literal["target", "data"], config.tokens)
+        self.keep_revealed_in_loss = config.revealed_in_loss
+        self._start, self._end = config.start, config.end
+        self._possible = context.block != 1
+
+    def ratio(self, progress: float) -> float:
+        """λ goes linearly from ``start`` to ``end``, and no further; 0 where k = 1."""
+        if not self._possible:
+            return 0.0
+        return self._start + (self._end - self._start) * min(max(progress, 0.0), 1.0)
+
+
+class NoGlancing:
+    """The schedule that reveals nothing (token-shift training, as EAGLE's)."""
+
+    token_source: Literal["target", "data"] = "target"
+    keep_revealed_in_loss = True
+
+    def __init__(self, config: object, context: BuildContext) -> None:
+        pass
+
+    def ratio(self, progress: float) -> float:
+        """Always 0."""
+        return 0.0
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """``[B, R]``, all False."""
+        return torch.zeros_like(rows.valid)
+
+
+class RandomGlancing(Falling):
+    """The schedule of ``RandomConfig``."""
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """Show round(ratio · wrong rows) of each sequence's rows that count, any of them."""
+        if rows.block == 1:
+            return torch.zeros_like(rows.valid)
+        wanted = (rows.wrong.sum(1, keepdim=True) * ratio).round()  # [B, 1]
+        drawn = torch.rand(
+            rows.valid.shape, generator=generator, device=generator.device, dtype=torch.float64
+        )
+        drawn = drawn.to(rows.valid.device).masked_fill(~rows.valid, 2.0)
+        rank = drawn.argsort(dim=1).argsort(dim=1)
+        return rows.valid & (rank < wanted)
+
+
+class Csgd(Falling):
+    """The schedule of ``CsgdConfig``."""
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """Show round(ratio · wrong rows) rows of each sequence, as far as its blocks suffice.
+
+        Only blocks whose k rows all count are used, so that a prefix always helps a row that
+        counts. k = 1 has no proper prefix: nothing is ever shown.
+        """
+        if rows.block == 1 or rows.valid.numel() == 0:
+            return torch.zeros_like(rows.valid)
+        wanted = (rows.wrong.sum(1) * ratio).round().long()  # [B]
+        number, sequence = number_blocks(rows.group)
+        full = complete_blocks(rows.valid, number, sequence.shape[0], rows.block)
+        prefix = _draw_prefixes(sequence, full, wanted, rows.block, generator)
+        return rows.valid & (rows.slot < prefix[number])
+
+
+def _draw_prefixes(
+    sequence: Tensor, full: Tensor, wanted: Tensor, block: int, generator: torch.Generator
+) -> Tensor:
+    """``[G]`` long, rows shown of each block: 1..k-1, or 0 for a block that was not drawn.
+
+    Args:
+        sequence: ``[G]`` long, sequence of each block, ascending.
+        full: ``[G]`` bool, blocks that may be drawn.
+        wanted: ``[B]`` long, rows to show in each sequence.
+        block: k.
+        generator: source of the draws.
+    """
+    count, device = sequence.shape[0], sequence.device
+    place = generator.device
+    priority = torch.rand(count, generator=generator, device=place, dtype=torch.float64)
+    length = torch.randint(1, block, (count,), generator=generator, device=place).to(device)
+    length = length * full
+    # Sequence by sequence in random order, prefixes are taken until enough rows are shown; the
+    # last one is cut to fit.
+    order = (sequence + priority.to(device)).argsort()
+    taken = length[order].cumsum(0) - length[order]
+    first = torch.searchsorted(sequence, sequence)  # sequence is sorted, so order keeps it
+    left = wanted[sequence] - (taken - taken[first])
+    shown = torch.minimum(length[order], left.clamp_min(0))
+    return torch.zeros_like(length).scatter_(0, order, shown)
+
+
+class ValidPrefix:
+    """The schedule of ``ValidPrefixConfig``: another one's glances, and the mask."""
+
+    def __init__(self, config: ValidPrefixConfig, context: BuildContext) -> None:
+        if context.components is None:
+            raise FalconLabError("valid_prefix is built by the registry, which knows its schedule")
+        inner: GlancingSchedule = context.components.build("schedule", config.schedule, context)
+        self._inner = inner
+        self.token_source = inner.token_source
+        self.keep_revealed_in_loss = inner.keep_revealed_in_loss
+
+    def ratio(self, progress: float) -> float:
+        """As the schedule within."""
+        return self._inner.ratio(progress)
+
+    def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
+        """As the schedule within."""
+        return self._inner.reveal(rows, ratio, generator)
+
+    def counts(self, rows: GlanceRows) -> Tensor:
+        """``[B, R]`` bool: rows that no wrong row of their block comes before.
+
+        A block's first wrong row itself counts: it is where there is something to learn.
+        """
+        valid = rows.valid
+        if isinstance(self._inner, ChoosesRows):
+            valid = self._inner.counts(rows)
+        number, sequence = number_blocks(rows.group)
+        place = torch.where(rows.wrong & rows.valid, rows.slot, rows.block)
+        first = place.new_full((sequence.shape[0],), rows.block)
+        first.scatter_reduce_(0, number.flatten(), place.flatten(), "amin")
+        return valid & (rows.slot <= first[number])

@@ -1,1 +1,0 @@
-"""Glancing schedules, one file each."""

@@ -1,0 +1,329 @@
+"""The paired measurement: every method on every prompt, in one process, in turns.
+
+Shapes: P prompt tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from falcon_lab.config.schema import EvaluationConfig
+from falcon_lab.errors import FalconLabError
+from falcon_lab.measure.conversation import EncodedPrompt
+from falcon_lab.measure.metrics import NextLogits, held_against
+from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.sampling import Sampling
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.generation import Generation
+    from falcon_lab.decoding.stopping import StopCondition
+
+PLAIN = "plain"
+HF_GENERATE = "HF generate"
+
+Progress = Callable[[int, int, str], None]
+"""Called with answers done, answers in all, and the method that comes next."""
+
+
+class Engine(Protocol):
+    """Anything that answers a prompt. One with a lossy rule has ``lossless = False``; one that
+    only a stopwatch outside can time has ``opaque = True``."""
+
+    def generate(
+        self,
+        prompt: Tensor,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        stop: StopCondition,
+    ) -> Generation:
+        """Continue ``prompt`` (``[P]`` long)."""
+        ...
+
+
+class Journal(Protocol):
+    """Keeps answers as they come, so that a measurement that was killed can go on."""
+
+    def group(
+        self, repeat: int, prompt: str, methods: Sequence[str]
+    ) -> dict[str, list[TurnRow]] | None:
+        """What all methods answered in one turn of a prompt; None unless all of them did."""
+        ...
+
+    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[TurnRow]) -> None:
+        """Keep an answer."""
+        ...
+
+
+@dataclass
+class Measurement:
+    """What was measured.
+
+    Attributes:
+        rows: method -> its rows, in the order of the prompts; methods in the order of the table.
+        lossless: method -> what its rule promises.
+        repeats: timed passes over the prompts.
+        warmup: prompts that every method decoded before.
+    """
+
+    rows: dict[str, list[PromptRow]] = field(default_factory=dict)
+    lossless: dict[str, bool] = field(default_factory=dict)
+    repeats: int = 1
+    warmup: int = 0
+
+
+def measure(
+    engines: Mapping[str, Engine],
+    prompts: Sequence[EncodedPrompt],
+    config: EvaluationConfig,
+    *,
+    stop: StopCondition,
+    hf: Engine | None = None,
+    logits: NextLogits | None = None,
+    on_progress: Progress | None = None,
+    journal: Journal | None = None,
+) -> Measurement:
+    """Let every method answer every prompt ``config.repeats`` times, after a warm-up.
+
+    All methods answer a prompt before the next one comes, and who goes first moves on by one with
+    every prompt and repeat: whatever slows the machine down slows all of them. The repeats are
+    whole passes, far apart in time, so that their median drops a disturbance.
+
+    Args:
+        engines: method -> engine; ``plain`` is the loop that the others are held against.
+        prompts: with unique ids.
+        config: lengths, sampling, repeats, warm-up, threads, seed.
+        stop: when an answer ends.
+        hf: a row of its own beside plain decoding.
+        logits: for the margin at the first token that differs from plain decoding.
+        on_progress: None draws a progress bar.
+        journal: with it a measurement goes on where another one of the same stopped. A prompt that
+            some method had not answered is answered by all of them again: what is compared was
+            measured side by side, in one process.
+
+    Raises:
+        FalconLabError: for no prompts.
+    """
+    if not prompts:
+        raise FalconLabError("there is no prompt to evaluate on; see evaluation.prompts")
+    session = _Session(_ordered(engines, hf), prompts, config, stop, journal)
+    with torch_threads(config.threads), _reporter(on_progress, session.answers) as report:
+        session.warm_up(report)
+        session.run(report)
+    rows = {name: session.rows(name) for name in session.engines}
+    if PLAIN in rows and config.temperature == 0:
+        for name in rows:
+            if name != PLAIN:
+                rows[name] = [
+                    held_against(plain, row, prompt, logits)
+                    for plain, row, prompt in zip(rows[PLAIN], rows[name], prompts, strict=True)
+                ]
+    lossless = {n: bool(getattr(e, "lossless", True)) for n, e in session.engines.items()}
+    return Measurement(rows, lossless, session.repeats, session.warmups)
+
+
+def _ordered(engines: Mapping[str, Engine], hf: Engine | None) -> dict[str, Engine]:
+    """Plain first, then Hugging Face's, then the rest as they come."""
+    first = {PLAIN: engines[PLAIN]} if PLAIN in engines else {}
+    beside = {HF_GENERATE: hf} if hf is not None else {}
+    return {**first, **beside, **{n: e for n, e in engines.items() if n != PLAIN}}
+
+
+class _Session:
+    """One measurement while it runs."""
+
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        prompts: Sequence[EncodedPrompt],
+        config: EvaluationConfig,
+        stop: StopCondition,
+        journal: Journal | None = None,
+    ) -> None:
+        self.engines = engines
+        self.prompts = prompts
+        self.config = config
+        self.stop = stop
+        self.sampling = Sampling(config.temperature, config.top_k, config.top_p)
+        self.repeats = max(1, config.repeats)
+        self.warmups = min(config.warmup, len(prompts))
+        self.journal = journal
+        self.known = self._known()
+        pending = self.repeats * len(prompts) - len(self.known)
+        self.answers = len(engines) * (self.warmups + pending) if pending else 0
+        self.taken: dict[tuple[str, int], list[list[TurnRow]]] = {}
+
+    def _known(self) -> dict[tuple[int, int], dict[str, list[TurnRow]]]:
+        """(Repeat, place of a prompt) -> what an earlier process has measured of it."""
+        if self.journal is None:
+            return {}
+        found = {
+            (repeat, place): self.journal.group(repeat, prompt.id, list(self.engines))
+            for repeat in range(self.repeats)
+            for place, prompt in enumerate(self.prompts)
+        }
+        return {at: group for at, group in found.items() if group is not None}
+
+    def warm_up(self, report: Callable[[str], None]) -> None:
+        """Untimed answers: allocators, kernels and caches are then as they will be."""
+        for place in range(self.warmups if self.answers else 0):
+            for name in self.engines:
+                report(name)
+                self.answer(name, place)
+
+    def run(self, report: Callable[[str], None]) -> None:
+        """All timed passes."""
+        names = list(self.engines)
+        for repeat in range(self.repeats):
+            for place in range(len(self.prompts)):
+                group = self.known.get((repeat, place))
+                if group is None:
+                    first = (repeat + place) % len(names)
+                    group = self._group(names[first:] + names[:first], repeat, place, report)
+                for name, turns in group.items():
+                    self.taken.setdefault((name, place), []).append(turns)
+
+    def _group(
+        self, names: Sequence[str], repeat: int, place: int, report: Callable[[str], None]
+    ) -> dict[str, list[TurnRow]]:
+        """What every method answers, in this order."""
+        group = {}
+        for name in names:
+            report(name)
+            group[name] = self.answer(name, place)
+            if self.journal is not None:
+                self.journal.add(repeat, self.prompts[place].id, name, group[name])
+        return group
+
+    def answer(self, name: str, place: int) -> list[TurnRow]:
+        """One conversation, turn by turn; its seed depends on the prompt alone."""
+        prompt = self.prompts[place]
+        generator = torch.Generator(device=prompt.device)
+        generator.manual_seed(self.config.seed + 1_000_003 * place)
+        turns: list[TurnRow] = []
+        for _ in prompt.turns:
+            tokens = prompt.tokens([turn.tokens for turn in turns])
+            turns.append(self._turn(name, prompt, tokens, generator))
+        return turns
+
+    def _turn(
+        self, name: str, prompt: EncodedPrompt, tokens: Tensor, generator: torch.Generator
+    ) -> TurnRow:
+        engine = self.engines[name]
+        begin = _clock(tokens.device)
+        out = engine.generate(
+            tokens,
+            max_new_tokens=self.config.max_new_tokens,
+            sampling=self.sampling,
+            generator=generator,
+            stop=self.stop,
+        )
+        wall = _clock(tokens.device) - begin
+        return TurnRow(
+            prompt_tokens=tokens.shape[0],
+            tokens=[int(token) for token in out.tokens],
+            text=self._text(prompt, out.tokens),
+            finish=out.finish,
+            times=Times(wall) if getattr(engine, "opaque", False) else _times(wall, out),
+            rounds=_columns(out),
+        )
+
+    def _text(self, prompt: EncodedPrompt, tokens: list[int]) -> str:
+        """The answer; what a stop string cuts off is left out."""
+        if self.stop.strings:
+            return self.stop.text(tokens)
+        return prompt.text(tokens)
+
+    def rows(self, name: str) -> list[PromptRow]:
+        """The method's row of every prompt."""
+        return [self._row(name, place) for place in range(len(self.prompts))]
+
+    def _row(self, name: str, place: int) -> PromptRow:
+        prompt, repeats = self.prompts[place], self.taken[name, place]
+        walls = [sum(turn.times.wall for turn in turns) for turns in repeats]
+        answers = [[turn.tokens for turn in turns] for turns in repeats]
+        return PromptRow(
+            method=name,
+            prompt=prompt.id,
+            category=prompt.category,
+            turns=repeats[walls.index(median_low(walls))],
+            wall_repeats=walls,
+            repeats_agree=all(answer == answers[0] for answer in answers),
+        )
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # kernels run behind the caller's back
+    return time.perf_counter()
+
+
+def _times(wall: float, out: Generation) -> Times:
+    s = out.seconds
+    return Times(wall, s.prefill, s.total, s.draft, s.verify, s.accept, s.commit, s.overhead)
+
+
+def _columns(out: Generation) -> RoundColumns:
+    return RoundColumns(
+        nodes=[r.nodes + r.probes for r in out.rounds],
+        depth=[r.depth for r in out.rounds],
+        passes=[r.passes for r in out.rounds],
+        accepted=[r.accepted for r in out.rounds],
+        emitted=[r.emitted for r in out.rounds],
+    )
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Torch's CPU threads for the time being."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[str], None]]:
+    """A function to call with the method that comes next: the caller's, or a progress bar."""
+    if on_progress is not None:
+        yield _counting(on_progress, total)
+        return
+    if not total:  # all of it was measured before
+        yield lambda method: None
+        return
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    with tqdm(total=total, desc="evaluate", unit="answer") as bar:
+        started = False
+
+        def report(method: str) -> None:
+            nonlocal started
+            bar.update(int(started))
+            started = True
+            bar.set_postfix_str(method, refresh=False)
+
+        yield report
+        bar.update(1)
+
+
+def _counting(on_progress: Progress, total: int) -> Callable[[str], None]:
+    done = 0
+
+    def report(method: str) -> None:
+        nonlocal done
+        on_progress(done, total, method)
+        done += 1
+
+    return report

@@ -1,0 +1,344 @@
+"""Did a method write what plain decoding wrote, and if not, how close was it?
+
+Shapes: P prompt tokens, V vocabulary.
+
+What is reported about a method, with exact definitions and who else uses them.
+
+Sums are taken over all rounds of all prompts before any division, so a long answer weighs more
+than a short one. "Accepted" counts draft tokens alone; the token that the target adds to every
+round (the bonus or correction token) is counted only where it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.measure import statistics
+from falcon_lab.measure.conversation import EncodedPrompt
+from falcon_lab.measure.records import PromptRow, RoundColumns, Times
+
+NextLogits = Callable[[Tensor], Tensor]
+"""The target's logits for what follows a sequence: ``[P]`` long -> ``[V]``."""
+
+
+def held_against(
+    plain: PromptRow, row: PromptRow, prompt: EncodedPrompt, logits: NextLogits | None
+) -> PromptRow:
+    """The row with its agreement with plain decoding filled in.
+
+    Args:
+        plain: plain decoding's row of the same prompt.
+        row: the method's.
+        prompt: of both.
+        logits: for the margin at the first difference; None leaves it out.
+    """
+    for turn, (expected, got) in enumerate(zip(plain.turns, row.turns, strict=True)):
+        place = first_difference(expected.tokens, got.tokens)
+        if place is not None:
+            margin = None
+            if logits is not None:
+                read = prompt.tokens([t.tokens for t in plain.turns[:turn]])
+                margin = _margin(logits, read, expected.tokens, got.tokens, place)
+            return replace(
+                row,
+                identical=False,
+                difference_turn=turn,
+                difference_position=place,
+                margin=margin,
+            )
+    return replace(row, identical=True)
+
+
+def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
+    """Where two answers part: the shorter one's length if one begins the other, None if equal."""
+    for place, (a, b) in enumerate(zip(expected, got, strict=False)):
+        if a != b:
+            return place
+    return None if len(expected) == len(got) else min(len(expected), len(got))
+
+
+def _margin(
+    logits: NextLogits, read: Tensor, expected: list[int], got: list[int], place: int
+) -> float:
+    prefix = read.new_tensor(expected[:place])
+    scores = logits(torch.cat([read, prefix])).float()  # [V]
+    if place < min(len(expected), len(got)):
+        return float(scores[expected[place]] - scores[got[place]])
+    best = scores.topk(2).values
+    return float(best[0] - best[1])
+
+
+DEFINITIONS: dict[str, str] = {
+    "tokens_per_second": (
+        "new tokens over wall time, end to end: the prompt's prefill is in the time"
+    ),
+    "decode_tokens_per_second": (
+        "tokens of all rounds over the time of all rounds: the prefill, and the token that it "
+        "gives, are left out"
+    ),
+    "speedup": (
+        "wall time per token of plain decoding over the method's, end to end, on the same prompts "
+        "in the same process and with the same loop; 95 % interval of a paired bootstrap over "
+        "prompts"
+    ),
+    "tau": (
+        "tokens emitted per round, the target's own token counted: 1 + accepted/rounds but for "
+        "what EOS or a limit cut off (EAGLE's τ, vLLM's mean acceptance length, Spec-Bench's MAT)"
+    ),
+    "tau_draft": "draft tokens accepted per round, the target's own token not counted (Falcon's τ)",
+    "alpha": (
+        "accepted/(accepted + rounds): share of the output that the drafter wrote (Falcon's α); "
+        "not the probability that a draft token is accepted"
+    ),
+    "acceptance": (
+        "share of all rounds whose accepted path reaches position i (vLLM's per-position rate)"
+    ),
+    "acceptance_conditional": (
+        "the same among rounds that drafted position i and accepted position i-1 "
+        "(speculators' conditional rate; EAGLE's n-α on a chain)"
+    ),
+    "nodes_per_round": (
+        "draft tokens (and probes) that the target verified per round, the root not counted"
+    ),
+    "passes_per_round": "drafter passes per round",
+    "time_split": (
+        "share of decoding time, in %: the drafter's passes, verification by the target, "
+        "acceptance and commit, tree building and the rest of the loop; sums to 100"
+    ),
+    "identical_share": "share of prompts whose tokens are plain decoding's, every one of them",
+    "divergence_rate": (
+        "first differences from plain decoding per token compared (those up to and including the "
+        "first difference)"
+    ),
+    "largest_margin": (
+        "the widest gap between the target's logits of the two tokens at a first difference; "
+        "near zero means that rounding decided, wide means a fault"
+    ),
+    "distinct": "distinct tokens over new tokens, mean over prompts; low means that output loops",
+}
+"""Metric -> its definition, as the report prints it."""
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """Shares of decoding time in %; they sum to 100."""
+
+    draft: float
+    verify: float
+    accept_commit: float
+    overhead: float
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method over all prompts. ``DEFINITIONS`` says what each figure is.
+
+    Figures about rounds are None for a method without rounds, those about drafting for one that
+    drafts nothing.
+    """
+
+    method: str
+    lossless: bool
+    prompts: int
+    new_tokens: int
+    wall: float
+    tokens_per_second: float
+    decode_tokens_per_second: float | None
+    speedup: statistics.Interval | None
+    tau: float | None
+    tau_draft: float | None
+    alpha: float | None
+    acceptance: list[float]
+    acceptance_conditional: list[float | None]
+    accepted_histogram: list[int]
+    nodes_per_round: float | None
+    passes_per_round: float | None
+    rounds: int
+    time_split: TimeSplit | None
+    milliseconds_per_token: dict[str, float]
+    identical_share: float | None
+    divergence_rate: float | None
+    largest_margin: float | None
+    repeats_agree: bool
+    distinct: float
+    finish: dict[str, int]
+
+
+def summarise(
+    rows: Sequence[PromptRow], plain: Sequence[PromptRow] | None, *, lossless: bool, seed: int = 0
+) -> MethodSummary:
+    """All figures of one method.
+
+    Args:
+        rows: the method's rows, one a prompt.
+        plain: plain decoding's rows of the same prompts; None leaves the speed-up out.
+        lossless: what the acceptance rule promises.
+        seed: of the bootstrap.
+    """
+    rounds = sum((row.rounds for row in rows), RoundColumns())
+    times = _total(rows)
+    new_tokens = sum(len(row.tokens) for row in rows)
+    positions = acceptance(rounds)
+    return MethodSummary(
+        method=rows[0].method,
+        lossless=lossless,
+        prompts=len(rows),
+        new_tokens=new_tokens,
+        wall=times.wall,
+        tokens_per_second=new_tokens / times.wall,
+        decode_tokens_per_second=_ratio(sum(rounds.emitted), times.decode) or None,
+        speedup=statistics.speedup(plain, rows, seed=seed) if plain and new_tokens else None,
+        **_drafting(rounds),
+        acceptance=positions[0],
+        acceptance_conditional=positions[1],
+        accepted_histogram=_histogram(rounds) if sum(rounds.nodes) else [],
+        rounds=len(rounds),
+        time_split=time_split(times),
+        milliseconds_per_token=milliseconds_per_token(times, new_tokens),
+        **_agreement(rows),
+        repeats_agree=all(row.repeats_agree for row in rows),
+        distinct=sum(row.distinct for row in rows) / len(rows),
+        finish=_finishes(rows),
+    )
+
+
+def _total(rows: Sequence[PromptRow]) -> Times:
+    first, *rest = (row.times for row in rows)
+    return sum(rest, first)
+
+
+def _ratio(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+def _drafting(rounds: RoundColumns) -> dict[str, float | None]:
+    """The figures of rounds that draft; all None when no round did."""
+    names = ("tau", "tau_draft", "alpha", "nodes_per_round", "passes_per_round")
+    if not sum(rounds.nodes):
+        return dict.fromkeys(names)
+    count, accepted = len(rounds), sum(rounds.accepted)
+    values = (
+        sum(rounds.emitted) / count,
+        accepted / count,
+        accepted / (accepted + count),
+        sum(rounds.nodes) / count,
+        sum(rounds.passes) / count,
+    )
+    return dict(zip(names, values, strict=True))
+
+
+def acceptance(rounds: RoundColumns) -> tuple[list[float], list[float | None]]:
+    """Per position 1, 2, …: the unconditional and the conditional share of accepted rounds.
+
+    The conditional one is None where no round reached the position.
+    """
+    unconditional: list[float] = []
+    conditional: list[float | None] = []
+    for position in range(1, max(rounds.depth, default=0) + 1):
+        hits = sum(a >= position for a in rounds.accepted)
+        chances = sum(
+            a >= position - 1 and d >= position
+            for a, d in zip(rounds.accepted, rounds.depth, strict=True)
+        )
+        unconditional.append(hits / len(rounds))
+        conditional.append(_ratio(hits, chances))
+    return unconditional, conditional
+
+
+def time_split(times: Times) -> TimeSplit | None:
+    """Where decoding time went, in %; None for a method that cannot be looked into."""
+    parts = _parts(times)
+    whole = sum(parts.values())
+    if not whole:
+        return None
+    return TimeSplit(**{name: 100 * seconds / whole for name, seconds in parts.items()})
+
+
+def milliseconds_per_token(times: Times, new_tokens: int) -> dict[str, float]:
+    """End-to-end milliseconds per new token, by part: the parts sum to the wall time.
+
+    ``other`` is what lies between the engine's own clock and the wall clock around it; a method
+    that cannot be looked into has nothing else.
+    """
+    if not new_tokens:
+        return {}
+    parts = _parts(times)
+    if parts:
+        parts = {"prefill": times.prefill or 0.0, **parts}
+    parts["other"] = max(0.0, times.wall - sum(parts.values()))
+    return {name: 1000 * seconds / new_tokens for name, seconds in parts.items()}
+
+
+def _parts(times: Times) -> dict[str, float]:
+    if None in (times.draft, times.verify, times.accept, times.commit, times.overhead):
+        return {}
+    return {
+        "draft": times.draft or 0.0,
+        "verify": times.verify or 0.0,
+        "accept_commit": (times.accept or 0.0) + (times.commit or 0.0),
+        "overhead": times.overhead or 0.0,
+    }
+
+
+def _histogram(rounds: RoundColumns) -> list[int]:
+    return [rounds.accepted.count(a) for a in range(max(rounds.accepted) + 1)]
+
+
+def _agreement(rows: Sequence[PromptRow]) -> dict[str, Any]:
+    """Agreement with plain decoding; None throughout where nothing says there should be any."""
+    judged = [row for row in rows if row.identical is not None]
+    margins = [abs(row.margin) for row in judged if row.margin is not None]
+    differing = sum(not row.identical for row in judged)
+    return {
+        "identical_share": _ratio(len(judged) - differing, len(judged)),
+        "divergence_rate": _ratio(differing, sum(map(_compared, judged))),
+        "largest_margin": max(margins, default=None),
+    }
+
+
+def _compared(row: PromptRow) -> int:
+    """Tokens up to and including the first difference."""
+    if row.identical or row.difference_turn is None or row.difference_position is None:
+        return len(row.tokens)
+    before = sum(len(turn.tokens) for turn in row.turns[: row.difference_turn])
+    return before + row.difference_position + 1
+
+
+def _finishes(rows: Sequence[PromptRow]) -> dict[str, int]:
+    finishes = [turn.finish for row in rows for turn in row.turns]
+    return {finish: finishes.count(finish) for finish in sorted(set(finishes))}
+
+
+def summaries(
+    rows: Mapping[str, Sequence[PromptRow]],
+    lossless: Mapping[str, bool],
+    *,
+    plain: str = "plain",
+    seed: int = 0,
+) -> dict[str, MethodSummary]:
+    """Every method's figures, in the order of ``rows``; plain itself has no speed-up."""
+    base = rows.get(plain)
+    return {
+        method: summarise(
+            of_method, None if method == plain else base, lossless=lossless[method], seed=seed
+        )
+        for method, of_method in rows.items()
+    }
+
+
+def comparisons(
+    rows: Mapping[str, Sequence[PromptRow]], *, seed: int = 0
+) -> list[statistics.Comparison]:
+    """Every pair of methods, the faster one first."""
+    speed = {name: sum(len(r.tokens) for r in of) / _total(of).wall for name, of in rows.items()}
+    order = sorted((name for name in rows if speed[name]), key=lambda n: speed[n], reverse=True)
+    return [
+        statistics.compare(rows[fast], rows[slow], seed=seed)
+        for place, fast in enumerate(order)
+        for slow in order[place + 1 :]
+    ]

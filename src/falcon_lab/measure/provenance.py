@@ -1,0 +1,141 @@
+"""Where a result came from: versions, hardware, git state."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from falcon_lab.model.target import Target
+
+PACKAGES = (
+    "falcon-lab",
+    "torch",
+    "lightning",
+    "transformers",
+    "tokenizers",
+    "omegaconf",
+    "pluggy",
+    "safetensors",
+    "wandb",
+    "numpy",
+    "matplotlib",
+)
+
+
+def versions() -> dict[str, str | None]:
+    """Python's version and that of every package that a result may depend on; None: absent."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    if found["falcon-lab"] is None:  # run from a checkout that is not installed
+        from falcon_lab import __version__
+
+        found["falcon-lab"] = __version__
+    return found
+
+
+def target_of(target: Target, quality: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The target as ``results.json`` tells it; ``quality`` is known of one that was made here."""
+    return {
+        "name": target.name,
+        "revision": target.revision,
+        "fingerprint": target.fingerprint,
+        "dtype": str(target.dtype),
+        "quality": quality,
+    }
+
+
+def hardware(
+    *, device: str = "cpu", dtype: str | None = None, threads: int | None = None
+) -> dict[str, Any]:
+    """The machine, and how it was used.
+
+    Args:
+        device: where decoding ran.
+        dtype: of the target.
+        threads: CPU threads while decoding; None asks torch.
+    """
+    import torch
+
+    gpu = memory = None
+    if device.startswith("cuda") and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        gpu, memory = properties.name, properties.total_memory
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "threads": threads if threads is not None else torch.get_num_threads(),
+        "load": _load(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "device": device,
+        "gpu": gpu,
+        "gpu_memory_bytes": memory,
+        "cuda": torch.version.cuda if gpu else None,
+        "dtype": dtype,
+    }
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's own name, or what the platform calls it."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, names), "") or platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, which a container or ``taskset`` may have cut down."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _load() -> float | None:
+    """Processes that wanted a core over the last minute: a busy machine makes timings doubtful."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside git or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(folder: Path | None, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=folder or Path.cwd(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def command_line() -> str:
+    """What was typed, as far as Python knows, with the program's name alone."""
+    import shlex
+
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

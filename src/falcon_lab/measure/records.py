@@ -1,0 +1,229 @@
+"""What one method did with one prompt: the raw material of every metric.
+
+Plain values only, so that rows go to ``results.json`` and come back unchanged. Nothing heavy is
+imported here: results are also read where torch is not wanted.
+
+Answers in the JSONL format of MT-bench and Spec-Bench, for scorers that read it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import replacing
+
+
+@dataclass(frozen=True)
+class RoundColumns:
+    """The rounds of one answer, column by column, one entry a round.
+
+    Attributes:
+        nodes: draft tokens and probes verified (the root not counted).
+        depth: draft tokens on the longest path.
+        passes: drafter passes.
+        accepted: draft tokens accepted.
+        emitted: tokens that reached the answer: the accepted ones and the target's own, less
+            what was cut off by EOS, a stop string or the length limit.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    def __add__(self, other: RoundColumns) -> RoundColumns:
+        return RoundColumns(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(RoundColumns))
+        )
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. Everything but ``wall`` is None for a method that cannot be looked into.
+
+    Attributes:
+        wall: around the whole call, measured outside the engine, prefill included.
+        prefill: reading the prompt.
+        decode: all that follows; the sum of the next five.
+        draft: drafter passes.
+        verify: target forwards.
+        accept: the acceptance rule.
+        commit: moving cache rows and telling the drafter.
+        overhead: tree building and the rest of the loop.
+    """
+
+    wall: float
+    prefill: float | None = None
+    decode: float | None = None
+    draft: float | None = None
+    verify: float | None = None
+    accept: float | None = None
+    commit: float | None = None
+    overhead: float | None = None
+
+    def __add__(self, other: Times) -> Times:
+        inside = {}
+        for part in (f.name for f in fields(Times) if f.name != "wall"):
+            mine, yours = getattr(self, part), getattr(other, part)
+            inside[part] = None if mine is None or yours is None else mine + yours
+        return Times(wall=self.wall + other.wall, **inside)
+
+
+@dataclass(frozen=True)
+class TurnRow:
+    """One answer.
+
+    Attributes:
+        prompt_tokens: tokens that the target had read when the answer began.
+        tokens: the new tokens.
+        text: the same as text.
+        finish: ``eos``, ``stop``, ``length`` or ``context``.
+        times: seconds.
+        rounds: what the loop did; empty for a method that has no rounds.
+    """
+
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    finish: str
+    times: Times
+    rounds: RoundColumns
+
+    @classmethod
+    def from_dict(cls, node: Mapping[str, Any]) -> TurnRow:
+        """The answer that ``asdict`` wrote."""
+        inside = {"times": Times(**node["times"]), "rounds": RoundColumns(**node["rounds"])}
+        return cls(**{**node, **inside})
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One method on one prompt: the repeat whose wall time is the median (the lower of two).
+
+    Attributes:
+        method: name of the method.
+        prompt: id of the prompt.
+        category: the prompt's category.
+        turns: the answers, turn by turn.
+        wall_repeats: wall seconds of every repeat, in order.
+        repeats_agree: whether every repeat gave the same tokens.
+        identical: whether the tokens are those of plain decoding; None when nothing says they
+            should be (sampling), and for plain itself.
+        difference_turn: turn of the first differing token, or None.
+        difference_position: its place in that answer, or None.
+        margin: target logit of plain's token there minus that of this method's token (the gap
+            between the two best ones where one answer had ended), or None. Near zero means that
+            rounding decided; a wide margin means a fault.
+    """
+
+    method: str
+    prompt: str
+    category: str
+    turns: list[TurnRow]
+    wall_repeats: list[float]
+    repeats_agree: bool = True
+    identical: bool | None = None
+    difference_turn: int | None = None
+    difference_position: int | None = None
+    margin: float | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens of all turns."""
+        return [token for turn in self.turns for token in turn.tokens]
+
+    @property
+    def rounds(self) -> RoundColumns:
+        """The rounds of all turns."""
+        return sum((turn.rounds for turn in self.turns), RoundColumns())
+
+    @property
+    def times(self) -> Times:
+        """Seconds of all turns."""
+        first, *rest = (turn.times for turn in self.turns)
+        return sum(rest, first)
+
+    @property
+    def distinct(self) -> float:
+        """Distinct tokens over new tokens (1 for an empty answer): low means that it loops."""
+        tokens = self.tokens
+        return len(set(tokens)) / len(tokens) if tokens else 1.0
+
+    @property
+    def accepted_histogram(self) -> list[int]:
+        """Entry a: rounds that accepted a draft tokens."""
+        accepted = self.rounds.accepted
+        return [accepted.count(a) for a in range(max(accepted, default=-1) + 1)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``results.json``; what can be computed from the rest is written out too."""
+        return asdict(self) | {
+            "new_tokens": len(self.tokens),
+            "distinct": self.distinct,
+            "finish": self.turns[-1].finish,
+            "accepted_histogram": self.accepted_histogram,
+        }
+
+    @classmethod
+    def from_dict(cls, node: Mapping[str, Any]) -> PromptRow:
+        """The row that ``as_dict`` wrote."""
+        turns = [TurnRow.from_dict(turn) for turn in node["turns"]]
+        known = {f.name for f in fields(cls)} - {"turns"}
+        return cls(turns=turns, **{key: node[key] for key in known})
+
+
+def write_answers(path: Path, model_id: str, rows: Iterable[PromptRow]) -> None:
+    """Write one line a prompt, the file whole or not at all.
+
+    ``accept_lengths`` counts the tokens that each verification brought, the target's own among
+    them, over all turns, and is 1 a token for plain decoding, as Spec-Bench has it.
+
+    Args:
+        path: the file.
+        model_id: names the method.
+        rows: what it answered.
+
+    Raises:
+        FalconLabError: the file cannot be written; what was there before is still there.
+    """
+    now = time.time()
+    lines = [json.dumps(answer(model_id, row, now), ensure_ascii=False) for row in rows]
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
+    except OSError as error:
+        raise FalconLabError(f"{path}: answers cannot be written ({error})") from error
+
+
+def answer(model_id: str, row: PromptRow, tstamp: float) -> dict[str, Any]:
+    """One line of the file."""
+    emitted = [turn.rounds.emitted or [1] * len(turn.tokens) for turn in row.turns]
+    return {
+        # MT-bench numbers its questions, and scorers look them up by number.
+        "question_id": int(row.prompt) if row.prompt.isdecimal() else row.prompt,
+        "category": row.category,
+        "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, f"{model_id}/{row.prompt}").hex,
+        "model_id": model_id,
+        "choices": [
+            {
+                "index": 0,
+                "turns": [turn.text for turn in row.turns],
+                "decoding_steps": [len(steps) for steps in emitted],
+                "new_tokens": [len(turn.tokens) for turn in row.turns],
+                "wall_time": [turn.times.wall for turn in row.turns],
+                "accept_lengths": [length for steps in emitted for length in steps],
+            }
+        ],
+        "tstamp": tstamp,
+    }

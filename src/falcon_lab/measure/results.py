@@ -1,0 +1,185 @@
+"""``results.json``: everything that was measured and under which conditions.
+
+``docs/results-schema.md`` says what every key means; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import replacing
+from falcon_lab.measure import metrics, provenance
+from falcon_lab.measure.records import PromptRow
+
+if TYPE_CHECKING:
+    from falcon_lab.measure.benchmark import Measurement
+
+SCHEMA_VERSION = 1
+PLAIN = "plain"
+HF_GENERATE = "HF generate"
+
+
+def build_results(
+    measurement: Measurement,
+    *,
+    experiment: Mapping[str, Any],
+    target: Mapping[str, Any],
+    hardware: Mapping[str, Any],
+    components: Mapping[str, Any] | None = None,
+    headline: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    left_out: Mapping[str, str] | None = None,
+    trees: Sequence[Mapping[str, Any]] = (),
+    command: str | None = None,
+    source: Path | None = None,
+) -> dict[str, Any]:
+    """The whole of ``results.json``.
+
+    Args:
+        measurement: from ``measure``.
+        experiment: the resolved experiment as plain values.
+        target: ``name``, ``revision``, ``fingerprint``, ``dtype`` and ``quality`` (None, or what
+            the gate found: at least ``passed`` and ``verdict``).
+        hardware: from ``provenance.hardware``, asked for while the threads were set.
+        components: method -> kind -> name, distribution and version.
+        headline: the method that the first sentence of the report and the sweep's metric are
+            about; None takes the fastest lossless one of those that use the run's own drafter, if
+            any does.
+        labels: method -> what it is, in a few words.
+        left_out: method -> why it was not measured.
+        trees: drawn trees, from ``TreeRecorder``.
+        command: what was typed; None asks Python.
+        source: the experiment's file; its folder is asked for the git state.
+    """
+    summaries = metrics.summaries(measurement.rows, measurement.lossless)
+    if headline is None:
+        headline = _fastest(summaries, _own_methods(experiment))
+    elif headline not in summaries:
+        raise ValueError(f"headline method {headline!r} was not measured")
+    return {
+        "schema": SCHEMA_VERSION,
+        "name": experiment.get("name"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command or provenance.command_line(),
+        "experiment": dict(experiment),
+        "seeds": _seeds(experiment),
+        "versions": provenance.versions(),
+        "hardware": dict(hardware),
+        "git": provenance.git_state(source.resolve().parent if source else None),
+        "target": dict(target),
+        "components": dict(components or {}),
+        "protocol": {"repeats": measurement.repeats, "warmup": measurement.warmup},
+        "headline": headline,
+        "labels": dict(labels or {}),
+        "left_out": dict(left_out or {}),
+        "methods": {name: asdict(summary) for name, summary in summaries.items()},
+        "comparisons": [asdict(found) for found in metrics.comparisons(measurement.rows)],
+        "trees": [dict(tree) for tree in trees],
+        "rows": [row.as_dict() for rows in measurement.rows.values() for row in rows],
+    }
+
+
+def _fastest(summaries: Mapping[str, metrics.MethodSummary], own: Sequence[str]) -> str | None:
+    rivals = [s for name, s in summaries.items() if name not in (PLAIN, HF_GENERATE)]
+    rivals = [s for s in rivals if s.method in own] or rivals
+    rivals = [s for s in rivals if s.lossless] or rivals
+    best = max(rivals, key=lambda s: s.tokens_per_second, default=None)
+    return best.method if best else None
+
+
+def _own_methods(experiment: Mapping[str, Any]) -> list[str]:
+    """Methods that use the drafter which the run itself trained."""
+    methods = (experiment.get("evaluation") or {}).get("methods") or {}
+    return [n for n, m in methods.items() if not (m.get("drafter") or m.get("drafter_path"))]
+
+
+def _seeds(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Every seed that the experiment names, by its section; ``run`` is the experiment's own."""
+    seeds = {"run": experiment.get("seed")}
+    for section in ("data", "evaluation"):
+        seeds[section] = (experiment.get(section) or {}).get("seed")
+    return seeds
+
+
+def rows_of(results: Mapping[str, Any], method: str) -> list[PromptRow]:
+    """One method's rows, as they were measured."""
+    return [PromptRow.from_dict(row) for row in results["rows"] if row["method"] == method]
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> Path:
+    """Write the file whole or not at all.
+
+    Raises:
+        FalconLabError: when it cannot be written; what was there before is still there.
+    """
+    text = json.dumps(_finite(results), indent=1, ensure_ascii=False, allow_nan=False)
+    return write_atomically(path, text + "\n")
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Write ``text`` under a temporary name and rename it: readers see the old or the new file.
+
+    Raises:
+        FalconLabError: when the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or error
+        raise FalconLabError(f"{path}: cannot be written ({reason}); nothing was lost") from error
+    return path
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return str(value)  # a path, a dtype
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """Read ``results.json``, or the one in the folder ``path``.
+
+    Raises:
+        FalconLabError: for a missing, cut off or foreign file.
+    """
+    if path.is_dir():
+        path = path / "results.json"
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or error
+        raise FalconLabError(
+            f"{path}: cannot be read ({reason}); run the evaluate stage first"
+        ) from error
+    except ValueError as error:
+        raise FalconLabError(
+            f"{path}: not whole JSON ({error}); it was cut off or edited: run the evaluate stage "
+            "again"
+        ) from error
+    if not isinstance(results, dict) or "rows" not in results or "methods" not in results:
+        raise FalconLabError(f"{path}: no results of an evaluation (keys 'methods' and 'rows')")
+    if results.get("schema") != SCHEMA_VERSION:
+        raise FalconLabError(
+            f"{path}: schema {results.get('schema')!r}, this version reads {SCHEMA_VERSION}; run "
+            "the evaluate stage again"
+        )
+    return results

@@ -1,0 +1,1 @@
+"""The frozen target and every way its forward pass is run."""

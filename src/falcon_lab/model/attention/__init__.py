@@ -1,0 +1,1 @@
+"""Attention backends that read the context without a mask."""

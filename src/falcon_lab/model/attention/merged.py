@@ -1,0 +1,134 @@
+"""Attention over parts of the keys, put together by the log-sum-exp of their scores.
+
+The softmax over a union of keys is the average of the softmaxes over its parts, weighted by the
+exponential of each part's log-sum-exp (Milakov and Gimelshein, arXiv 1805.02867; Dao et al.,
+arXiv 2205.14135, section 3.1). All arithmetic here is at least in float32.
+
+Shapes: B batch, A heads, N rows, W keys, D head size, r query heads that share a key head.
+
+The prefix without a mask, the few new rows with one, and both merged.
+
+Every node of a tree sees the whole text before it, so that a kernel that takes no mask can read the
+long part. A mask is built for the new rows alone.
+
+Shapes: B batch, A query heads, G key/value heads, N new rows, S keys (P earlier rows, then the N
+new ones), W keys that a mask is about (the last ones), D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from falcon_lab.model.attention.backend import Kernel, Partial, fold, masked_attention
+
+
+def merge(one: Partial, other: Partial) -> Partial:
+    """Attention over the keys of both, which have none in common.
+
+    The weight is the logistic function of a difference: no exponential overflows, however large
+    the scores. A row must see a key in one of them.
+    """
+    dtype = at_least_float32(one.seen.dtype)
+    weight = torch.sigmoid(one.lse - other.lse)[..., None].to(dtype)
+    seen = torch.lerp(other.seen.to(dtype), one.seen.to(dtype), weight)
+    return Partial(seen, torch.logaddexp(one.lse, other.lse))
+
+
+def with_tree(
+    prefix: Partial, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float
+) -> Tensor:
+    """Attention over a prefix that is done already and a few masked keys.
+
+    The prefix is one more key: its score is its log-sum-exp and its value is what was seen there.
+    One softmax is then the whole merge, and as safe as any.
+
+    Args:
+        prefix: of the same rows and heads.
+        query: ``[B, A, rN, D]``, the N rows of r query heads one below the other.
+        keys: ``[B, A, W, D]``.
+        values: ``[B, A, W, D]``.
+        mask: ``[B or 1, 1, N, W]`` bool.
+        scale: of the scores.
+
+    Returns:
+        ``[B, A, rN, D]`` in the query's type.
+    """
+    dtype = at_least_float32(query.dtype)
+    scores = (query.to(dtype) * scale) @ keys.to(dtype).mT
+    allowed = mask[:, :, None]  # the same for the query heads of a group
+    scores = scores.unflatten(2, (-1, mask.shape[2])).where(allowed, -torch.inf).flatten(2, 3)
+    shares = torch.cat((scores, prefix.lse.to(dtype)[..., None]), -1).softmax(-1)
+    of_tree = shares[..., :-1] @ values.to(dtype)
+    return torch.addcmul(of_tree, shares[..., -1:], prefix.seen.to(dtype)).to(query.dtype)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The type that scores are kept in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+LARGEST_TREE = 512
+"""Rows whose scores among each other are computed entry by entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A backend on top of a kernel; attention with the whole mask where that is the better way.
+
+    Attributes:
+        kernel: reads the prefix.
+        least: earlier rows from which merging pays.
+    """
+
+    kernel: Kernel
+    least: int = 0
+
+    def merges(self, new: int, earlier: int) -> bool:
+        """Whether ``new`` rows after ``earlier`` ones are merged: if not, give the whole mask."""
+        return earlier >= max(self.least, 1) and new <= LARGEST_TREE
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        *,
+        scale: float,
+        causal: bool = False,
+    ) -> Tensor:
+        """Attend; arguments as in ``Backend``."""
+        if mask is None or not mask.shape[-1]:  # PyTorch takes its best kernel by itself
+            return masked_attention(query, keys, values, None, scale=scale)
+        new, size = query.shape[2:]
+        refused = self.kernel.refuses(query.device, query.dtype, size)
+        if refused is None and values.shape[-1] == size:
+            if causal:
+                return self._text(query, keys, values, scale)
+            if self.merges(new, keys.shape[2] - mask.shape[-1]):
+                return self._tree(query, keys, values, mask, scale)
+        return masked_attention(query, keys, values, mask, scale=scale)
+
+    def _text(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Rows that see each other as a text's do: the kernel knows how, if they are all."""
+        new, earlier = query.shape[2], keys.shape[2] - query.shape[2]
+        part = self.kernel(
+            query, keys[:, :, earlier:], values[:, :, earlier:], scale=scale, causal=new > 1
+        )
+        if earlier:
+            prefix = self.kernel(query, keys[:, :, :earlier], values[:, :, :earlier], scale=scale)
+            part = merge(prefix, part)
+        return part.seen.to(query.dtype)
+
+    def _tree(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+    ) -> Tensor:
+        folded = fold(query, keys.shape[1])
+        earlier = keys.shape[2] - mask.shape[-1]
+        prefix = self.kernel(folded, keys[:, :, :earlier], values[:, :, :earlier], scale=scale)
+        new_keys, new_values = keys[:, :, earlier:], values[:, :, earlier:]
+        seen = with_tree(prefix, folded, new_keys, new_values, mask, scale=scale)
+        return seen.reshape(query.shape)

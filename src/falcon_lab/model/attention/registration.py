@@ -1,0 +1,91 @@
+"""A backend under a name that Hugging Face's modules look their attention up by.
+
+Hugging Face hands a ready-made 4-D mask to the attention function as it is, and keywords of a
+model's call as well: a mask narrower than the keys says that all rows see what is older.
+
+Shapes: as in ``backend.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from falcon_lab.model.attention.backend import widened
+from falcon_lab.model.attention.merged import Merged
+
+PREFIX = "falcon_lab_merge"
+"""How the names start."""
+
+OTHER_SCORES = ("softcap", "s_aux", "position_bias")
+"""Keywords by which a module asks for scores that no backend of ours computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredAttention:
+    """An attention function of Hugging Face's kind around a backend."""
+
+    backend: Merged
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        causal: bool = False,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """``[B, N, A, D]``, and no weights.
+
+        A mask of all keys (or none, which means a plain text there) is left to Hugging Face's own
+        sdpa: packed documents, sliding windows, rows of unequal lengths, ``generate``.
+
+        Args:
+            module: the attention module.
+            query: ``[B, A, N, D]``.
+            key: ``[B, G, S, D]``.
+            value: ``[B, G, S, D]``.
+            attention_mask: ``[B or 1, 1, N, W]`` bool, as in ``Backend``.
+            dropout: of the weights.
+            scaling: of the scores.
+            causal: as in ``Backend``.
+            others: what else the module tells its attention.
+        """
+        seen = key.shape[2]
+        other = (
+            dropout or query.requires_grad or any(others.get(k) is not None for k in OTHER_SCORES)
+        )
+        whole = attention_mask is None or (attention_mask.shape[-1] == seen and not causal)
+        if other or whole:
+            mask = None if attention_mask is None else widened(attention_mask, seen)
+            settings = others | {"dropout": dropout, "scaling": scaling}
+            rows, _ = AttentionInterface()["sdpa"](module, query, key, value, mask, **settings)
+            return rows, None
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        rows = self.backend(query, key, value, attention_mask, scale=scale, causal=causal)
+        return rows.transpose(1, 2).contiguous(), None
+
+
+def register(backend: Merged) -> str:
+    """The name of a backend, which transformers knows from now on."""
+    # transformers takes any name with "flash" in it for its own.
+    name = f"{PREFIX}_{backend.kernel.name.replace('flash', 'fa')}_{backend.least}"
+    AttentionInterface.register(name, RegisteredAttention(backend))
+    # Without a mask function of that name, transformers would drop the masks of ``generate``.
+    AttentionMaskInterface.register(name, AttentionMaskInterface()["sdpa"])
+    return name
+
+
+def backend_of(name: str) -> Merged | None:
+    """The backend of a name, or None for an attention that is not ours."""
+    if not name.startswith(PREFIX):
+        return None
+    found: RegisteredAttention = AttentionInterface()[name]
+    return found.backend

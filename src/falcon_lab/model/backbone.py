@@ -1,0 +1,265 @@
+"""The decoder blocks of a Hugging Face model, called with explicit positions, mask and cache.
+
+The target and the drafter's decoder blocks are both one of these. Nothing is patched: a base
+model takes a ready-made 4-D mask, or a mapping of them where its layers differ in kind. Decoding
+takes the short way through Llama-like layers (``lean.py``).
+
+Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.model.attention.backend import widened
+from falcon_lab.model.attention.merged import Merged
+from falcon_lab.model.attention.registration import PREFIX, backend_of
+from falcon_lab.model.kv_cache import BatchCache, KVCache, KVLayout
+from falcon_lab.model.lean import LeanLayers
+from falcon_lab.model.masks import for_attention, windowed
+from falcon_lab.model.taps import Taps
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class Backbone(nn.Module):
+    """A Hugging Face base model behind one keyword-only call.
+
+    Attributes:
+        base: the base model, from embeddings to the norm before the LM head.
+        config: its (text) configuration.
+        kinds: the kinds of attention among its layers, ``full_attention`` or
+            ``sliding_attention``.
+        window: positions that a sliding layer sees, or None.
+        lean: the short way through the layers, or None.
+
+    Args:
+        base: the base model.
+        lean: take the short way where the model allows it, there is a cache and no gradient.
+        width: channels of ``embeddings``, for a base model without an embedding table; None: it
+            has one.
+    """
+
+    def __init__(self, base: Any, *, lean: bool = False, width: int | None = None) -> None:
+        super().__init__()
+        self.base = base
+        self.lean = LeanLayers.of(base) if lean else None
+        self.config: Any = base.config
+        self.kinds = layer_kinds(self.config)
+        self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
+        self._width = width
+        self._layout: tuple[torch.dtype, KVLayout] | None = None  # dtype of the weights, and its
+        self._everything: Tensor | None = None  # a mask row that sees all, in the kernel's form
+
+    @classmethod
+    def short(cls, config: Any, layers: int) -> Self:
+        """Fresh decoder blocks of a model's own kind: ``layers`` of them, each with full attention.
+
+        They take ``embeddings`` and have no embedding table. Weights are float32, drawn from
+        torch's global generator; ``config`` is left as it is.
+        """
+        from transformers import AutoModel
+
+        shortened = short_config(config, layers)
+        base = AutoModel.from_config(
+            shortened, attn_implementation=plain_attention(config), dtype=torch.float32
+        )
+        base.set_input_embeddings(None)
+        return cls(base, lean=True, width=shortened.hidden_size)
+
+    @property
+    def implementation(self) -> str:
+        """Name of the attention kernel."""
+        return str(self.config._attn_implementation)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for ``capacity`` positions."""
+        return KVCache(self.config.num_hidden_layers, capacity, self.layout)
+
+    @property
+    def layout(self) -> KVLayout:
+        """What a cache keeps of every position, with the weights as they are now.
+
+        Found once, by a pass over one token.
+        """
+        weight = next(self.base.parameters())
+        if self._layout is None or self._layout[0] != weight.dtype:
+            self._layout = weight.dtype, self._look(weight)
+        return self._layout[1]
+
+    @torch.no_grad()
+    def _look(self, weight: Tensor) -> KVLayout:
+        seen = KVCache(self.config.num_hidden_layers, 1)
+        first = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+        nothing = None if self._width is None else weight.new_zeros(1, 1, self._width)
+        tokens = first if self._width is None else None
+        self.forward(positions=first, mask=None, tokens=tokens, embeddings=nothing, cache=seen)
+        return seen.layout
+
+    def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
+        """An empty cache for ``rows`` sequences of up to ``capacity`` positions each."""
+        return BatchCache(self.config.num_hidden_layers, rows, capacity, self.layout)
+
+    def forward(
+        self,
+        *,
+        positions: Tensor,
+        mask: Tensor | None,
+        tokens: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        cache: KVCache | None = None,
+        causal: bool = False,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, as the LM head reads them.
+
+        Args:
+            positions: ``[B or 1, T]`` long.
+            mask: ``[B or 1, T, W]`` bool, who sees whom among the last W keys (of the new rows
+                at least); every new row sees the S - W before them. The window of sliding layers
+                is written in here. None: every new row sees every key, as a single one does.
+            tokens: ``[B, T]`` long, or
+            embeddings: ``[B, T, H]``.
+            cache: earlier rows, to which the new ones are appended.
+            causal: ``mask`` is ``[1, T, T]`` and a text's own, which some kernels know by
+                themselves.
+            taps: takes the hidden states of layers on the way.
+
+        Returns:
+            ``[B, T, H]``.
+        """
+        dtype = self._mask_dtype(embeddings)
+        new = positions.shape[1]
+        seen = new if cache is None else cache.length + new
+        lean = None if cache is None or torch.is_grad_enabled() else self.lean
+        causal = causal and self.window is None
+        backend = self._backend(mask, new, seen, causal)
+        masks = None  # the short way needs none where every row sees every key
+        if lean is None or mask is not None or self.window is not None:
+            narrow = backend is not None
+            masks = self._masks(mask, positions, cache, new, seen, dtype, narrow=narrow)
+        if lean is not None and cache is not None:
+            rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
+            attend = None if backend is None or masks is None else partial(backend, causal=causal)
+            return lean(rows, positions, masks, cache, attend, taps)
+        output = self.base(
+            input_ids=tokens,
+            inputs_embeds=embeddings,
+            attention_mask=masks,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **({"causal": True} if causal and backend is not None else {}),
+            **({} if taps is None else {"output_hidden_states": True}),
+        )
+        if taps is not None:
+            taps.see_all(output.hidden_states, self.config.num_hidden_layers)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
+        """What takes a mask of the last keys in this pass; None: whole masks are needed."""
+        backend = backend_of(self.implementation)
+        if backend is None or mask is None or causal:
+            return backend
+        return backend if backend.merges(new, seen - mask.shape[-1]) else None
+
+    def _mask_dtype(self, embeddings: Tensor | None) -> torch.dtype:
+        """What eager attention adds; asking the model means walking its weights."""
+        if self.implementation != "eager":
+            return torch.bool
+        dtype: torch.dtype = self.base.dtype if embeddings is None else embeddings.dtype
+        return dtype
+
+    def _masks(
+        self,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: KVCache | None,
+        new: int,
+        seen: int,
+        dtype: torch.dtype,
+        *,
+        narrow: bool,
+    ) -> Any:
+        """The mask in the kernel's form; one for each kind of layer where there are several.
+
+        ``narrow``: full attention takes a mask of the last keys as it is.
+        """
+        if self.window is None and mask is None:
+            return self._see_all(new, 0 if narrow else seen, dtype, positions.device)
+        if mask is None:
+            mask = torch.ones(1, new, 0, dtype=torch.bool, device=positions.device)
+        forms = {}
+        for kind in self.kinds:
+            of_kind = mask if narrow and kind == FULL else widened(mask, seen)
+            if kind == SLIDING:
+                assert self.window is not None
+                keys = positions if cache is None else cache.record_positions(positions)
+                of_kind = windowed(of_kind, positions, keys, self.window)
+            forms[kind] = for_attention(of_kind, self.implementation, dtype)
+        return forms if len(forms) > 1 else forms[self.kinds[0]]
+
+    def _see_all(self, new: int, seen: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """A slice of one preallocated row: decoding a token builds no mask."""
+        if self.implementation == "flex_attention":
+            mask = torch.ones(1, new, seen, dtype=torch.bool, device=device)
+            return for_attention(mask, self.implementation, dtype)
+        row = self._everything
+        if row is None or row.shape[-1] < seen or (row.dtype, row.device) != (dtype, device):
+            with torch.inference_mode(False):
+                all_true = torch.ones(1, 1, max(2 * seen, 256), dtype=torch.bool, device=device)
+                row = self._everything = for_attention(all_true, self.implementation, dtype)
+        return row[..., :seen].expand(-1, -1, new, -1)
+
+
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """The kinds of attention among a model's layers.
+
+    Raises:
+        FalconLabError: for a kind that no tree mask can express.
+    """
+    listed = getattr(config, "layer_types", None)
+    if not listed:
+        # Without a list, a window in the configuration holds for every layer.
+        listed = [SLIDING] if getattr(config, "sliding_window", None) else [FULL]
+    kinds = tuple(sorted(set(listed)))
+    if strange := set(kinds) - {FULL, SLIDING} | _older_kinds(config):
+        raise FalconLabError(
+            f"{config.model_type} has layers of kind {', '.join(sorted(strange))}: a tree of "
+            "drafts cannot be verified through them; choose a target whose layers are all "
+            "full or sliding attention"
+        )
+    return kinds
+
+
+def _older_kinds(config: Any) -> set[str]:
+    """Kinds that no mask can express, as configurations named them before ``layer_types``."""
+    blocks = getattr(config, "layers_block_type", None) or ()  # Recurrent Gemma, Jamba, Zamba
+    counts_rows = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
+    return set(blocks) - {"attention", FULL, SLIDING} | ({"local"} if counts_rows else set())
+
+
+def plain_attention(config: Any) -> str:
+    """The attention of a model beside the target: the target's, but no backend of ours."""
+    attention = getattr(config, "_attn_implementation", None) or "sdpa"
+    return "sdpa" if attention.startswith(PREFIX) else attention  # little is there to merge
+
+
+def short_config(config: Any, layers: int) -> Any:
+    """A copy of a model's configuration with ``layers`` full-attention layers and no vocabulary."""
+    shortened = copy.deepcopy(config)
+    shortened.num_hidden_layers = layers
+    shortened.vocab_size = 1
+    shortened.pad_token_id = None  # an index into the vocabulary that is gone
+    if getattr(config, "layer_types", None):
+        shortened.layer_types = [FULL] * layers
+    elif getattr(config, "sliding_window", None):
+        shortened.sliding_window = None
+    return shortened

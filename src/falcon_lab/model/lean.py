@@ -1,0 +1,263 @@
+"""A short forward pass for Llama-like layers, over the very weights of the Hugging Face modules.
+
+A decoding step of a small model is bound by the number of calls it makes, and a Hugging Face
+layer makes many. This does the same arithmetic in fewer: no module calls, no rotation that is
+computed and thrown away, no copies of grouped keys. It copies no weight, so that moving, loading
+or training the modules needs no word to it. ``Backbone`` uses it where no gradient is wanted and
+rows go to a cache; loading a target proves it equal to the model (``self_check.py``).
+
+Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden, A query heads,
+G key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from falcon_lab.model.attention.backend import Backend
+from falcon_lab.model.attention.registration import PREFIX
+from falcon_lab.model.kv_cache import KVCache
+from falcon_lab.model.taps import Taps
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families whose layers are made of the parts below and nothing else."""
+
+STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embedding whose frequencies do not depend on the length of the text."""
+
+Masks = Tensor | dict[str, Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root-mean-square norm over the last dimension."""
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """``[..., D]`` of norm one, weighted."""
+        return F.rms_norm(rows, rows.shape[-1:], self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear map."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """``[..., in]`` -> ``[..., out]``."""
+        return F.linear(rows, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The parts of a decoder layer; tensors are the modules' own parameters.
+
+    Attributes:
+        number: index in the cache.
+        kind: key of its mask where layers differ in kind.
+        scale: of the attention's scores.
+        query_norm, key_norm: over each head (Qwen 3), or None.
+    """
+
+    number: int
+    kind: str | None
+    scale: float
+    before_attention: Norm
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    query_norm: Norm | None
+    key_norm: Norm | None
+    before_mlp: Norm
+    gate: Projection
+    up: Projection
+    down: Projection
+    activation: Callable[[Tensor], Tensor]
+
+
+class LeanLayers:
+    """The decoder layers and the final norm of a base model.
+
+    Args:
+        base: a base model that ``supports`` accepts.
+    """
+
+    def __init__(self, base: Any) -> None:
+        config = base.config
+        kinds = getattr(config, "layer_types", None)
+        self.head_size = int(base.layers[0].self_attn.head_dim)
+        self.rotary: Any = base.rotary_emb
+        self.norm = _norm(base.norm)
+        self.layers = [
+            _layer(number, layer, kinds[number] if kinds else None)
+            for number, layer in enumerate(base.layers)
+        ]
+
+    @classmethod
+    def of(cls, base: Any) -> Self | None:
+        """The short pass of a base model, or None where its modules do more than we know of."""
+        return cls(base) if supports(base) else None
+
+    def __call__(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        mask: Masks,
+        cache: KVCache,
+        backend: Backend | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """Append rows to the cache.
+
+        Args:
+            rows: ``[B, T, H]`` embeddings.
+            positions: ``[B or 1, T]`` long.
+            mask: ``[B or 1, 1, T, S]`` bool (one for each kind of layer, where there are
+                several); None: every new row sees every key.
+            cache: earlier rows.
+            backend: attends; its masks may be about the last keys alone. None: PyTorch's sdpa.
+            taps: takes the hidden states of layers on the way.
+
+        Returns:
+            ``[B, T, H]`` after the final norm.
+        """
+        turn = self._turn(positions, rows.dtype)
+        groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
+        masks = _for_groups(mask, groups) if backend is None else mask
+        for layer in self.layers:
+            if taps is not None:
+                taps.see(layer.number, rows)
+            of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
+            normed = layer.before_attention(rows)
+            rows = self._attend(layer, normed, turn, of_kind, cache, backend) + rows
+            between = layer.before_mlp(rows)
+            inner = layer.activation(layer.gate(between)) * layer.up(between)
+            rows = layer.down(inner) + rows
+        return self.norm(rows)
+
+    def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, each ``[B or 1, 1, T, D]``."""
+        angles = positions[:, None, :, None] * self.rotary.inv_freq.float()
+        scale = self.rotary.attention_scaling
+        cosine, sine = angles.cos() * scale, angles.sin() * scale
+        turned = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+        return turned[0].to(dtype), turned[1].to(dtype)
+
+    def _attend(
+        self,
+        layer: Layer,
+        rows: Tensor,
+        turn: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: KVCache,
+        backend: Backend | None,
+    ) -> Tensor:
+        batch, new = rows.shape[:2]
+        query, key = self._heads(layer.query(rows)), self._heads(layer.key(rows))
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = layer.query_norm(query), layer.key_norm(key)
+        query, key = _rotate(query, turn), _rotate(key, turn)
+        keys, values = cache.update(key, self._heads(layer.value(rows)), layer.number)
+        if backend is not None:
+            seen = backend(query, keys, values, mask, scale=layer.scale)
+        else:
+            # The queries of a group stand one below the other, and no key is copied.
+            grouped = query.reshape(batch, keys.shape[1], -1, self.head_size)
+            seen = F.scaled_dot_product_attention(
+                grouped, keys, values, attn_mask=mask, scale=layer.scale
+            )
+        seen = seen.reshape(batch, -1, new, self.head_size).transpose(1, 2)
+        return layer.output(seen.reshape(batch, new, -1))
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        """``[B, T, A·D]`` -> ``[B, A, T, D]``."""
+        return rows.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+
+def supports(base: Any) -> bool:
+    """Whether a base model's layers are the plain ones of its family.
+
+    Replaced modules (quantised, adapted) and hooks (offloading) are not.
+    """
+    config = base.config
+    if config.model_type not in FAMILIES or not _takes_masks(config._attn_implementation):
+        return False
+    rotary = base.rotary_emb
+    if rotary.rope_type not in STATIC_ROPE:
+        return False
+    head_size = getattr(base.layers[0].self_attn, "head_dim", None)
+    if head_size is None or 2 * rotary.inv_freq.shape[0] != head_size:
+        return False  # rotates a part of each head
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in base.modules())
+    return not hooked and all(_is_plain(layer) for layer in base.layers)
+
+
+def _takes_masks(implementation: str) -> bool:
+    return implementation == "sdpa" or implementation.startswith(PREFIX)
+
+
+def _is_plain(layer: Any) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+    return all(type(projection) is nn.Linear for projection in projections)
+
+
+def _layer(number: int, layer: Any, kind: str | None) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(attention, "q_norm")
+    return Layer(
+        number=number,
+        kind=kind,
+        scale=attention.scaling,
+        before_attention=_norm(layer.input_layernorm),
+        query=_projection(attention.q_proj),
+        key=_projection(attention.k_proj),
+        value=_projection(attention.v_proj),
+        output=_projection(attention.o_proj),
+        query_norm=_norm(attention.q_norm) if normed else None,
+        key_norm=_norm(attention.k_norm) if normed else None,
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate=_projection(mlp.gate_proj),
+        up=_projection(mlp.up_proj),
+        down=_projection(mlp.down_proj),
+        activation=mlp.act_fn,
+    )
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight, module.variance_epsilon)
+
+
+def _projection(module: Any) -> Projection:
+    return Projection(module.weight, module.bias)
+
+
+def _rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding (arXiv 2104.09864, eq. 34), halves of a head as pairs."""
+    cosine, sine = turn
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
+    return torch.addcmul(heads * cosine, swapped, sine)
+
+
+def _for_groups(mask: Masks, groups: int) -> Masks:
+    """Masks for queries that stand one below the other, ``groups`` of them for a key head."""
+    if mask is None or groups == 1:
+        return mask
+    if isinstance(mask, dict):
+        return {kind: one.repeat(1, 1, groups, 1) for kind, one in mask.items()}
+    return mask.repeat(1, 1, groups, 1)

@@ -1,0 +1,188 @@
+"""Numbers that the host knows, on their way to a device.
+
+Who sees whom: boolean attention masks, and the form that each attention kernel wants.
+
+True means "sees" everywhere. Every row sees at least itself, so that no softmax is empty.
+
+Shapes: B batch, T queries, S keys (P cached rows, then the T new ones).
+
+Trees of several sequences side by side: padded to the widest, each behind its own context.
+
+Shapes: B rows, N nodes of the widest tree, n nodes of a tree, W columns that a mask is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.model.attention.registration import PREFIX
+from falcon_lab.tree import TokenTree
+
+
+def send(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """``[n, …]`` long from (nested) integers.
+
+    The host does not wait for a GPU to finish what it is doing, as it does for ``torch.tensor``.
+    """
+    made = torch.tensor(numbers, dtype=torch.long)
+    return made if device.type == "cpu" else to_device(made, device)
+
+
+def to_device(made: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host, sent without waiting where it can be."""
+    if device.type == "cuda":
+        made = made.pin_memory()
+    return made.to(device, non_blocking=True)
+
+
+ATTENTION = ("sdpa", "eager", "flex_attention")
+"""Attention implementations that take an arbitrary mask."""
+
+
+def causal_mask(new: int, start: int, device: torch.device) -> Tensor:
+    """``new`` rows after ``start`` cached ones -> ``[1, new, start + new]``."""
+    return torch.ones(1, new, start + new, dtype=torch.bool, device=device).tril(start)
+
+
+def packed_mask(documents: Tensor) -> Tensor:
+    """``[B, T]`` documents -> ``[B, T, T]``, causal within each document and blind outside it.
+
+    Padding (-1) counts as one more document.
+    """
+    same = documents[:, :, None] == documents[:, None, :]
+    return same & causal_mask(documents.shape[1], 0, documents.device)
+
+
+def windowed(mask: Tensor, queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """``mask`` [B or 1, T, S] without the keys that lie ``window`` positions back or more.
+
+    Args:
+        mask: who sees whom without the window.
+        queries: ``[B or 1, T]`` positions.
+        keys: ``[B or 1, S]`` positions; a tree's node has its root's position plus its depth.
+        window: positions that a query sees, its own counted.
+    """
+    return mask & (keys[:, None, :] > (queries - window)[:, :, None])
+
+
+def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:
+    """A bool mask [B or 1, T, S] in the form that an attention implementation takes.
+
+    Eager attention *adds* its mask: a boolean one would be wrong without any error.
+
+    Returns:
+        ``[B or 1, 1, T, S]`` float (``eager``) or bool (``sdpa`` and our own backends, which also
+        take one of the last keys alone), or a ``BlockMask``.
+
+    Raises:
+        FalconLabError: for an implementation that takes no mask of ours.
+    """
+    if implementation == "sdpa" or implementation.startswith(PREFIX):
+        return mask[:, None]
+    if implementation == "eager":
+        blank = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        return blank.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
+    if implementation == "flex_attention":
+        return _block_mask(mask)
+    raise FalconLabError(
+        f"attention {implementation!r} cannot take a tree mask; choose one of "
+        f"{', '.join(ATTENTION)}"
+    )
+
+
+def _block_mask(mask: Tensor) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, queries, keys = mask.shape
+
+    def sees(b: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return mask[b, q, k]
+
+    # B = 1 broadcasts over the batch, as the other kernels' masks do.
+    return create_block_mask(sees, batch, None, queries, keys, device=str(mask.device))
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTrees:
+    """B trees as one.
+
+    Attributes:
+        tokens: ``[B, N]`` long; 0 in the padding.
+        depth: ``[B, N]`` long; 0 in the padding.
+        ancestors: ``[B, N, N]`` bool; padding sees itself alone and is not seen.
+        counts: n of every tree.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+    ancestors: Tensor
+    counts: list[int]
+
+    @classmethod
+    def of(cls, trees: Sequence[TokenTree]) -> PaddedTrees:
+        """Put the trees side by side."""
+        counts = [tree.nodes for tree in trees]
+        return cls(
+            pad_sequence([tree.tokens for tree in trees], batch_first=True),
+            pad_sequence([tree.depth for tree in trees], batch_first=True),
+            _ancestors(trees, max(counts)),
+            counts,
+        )
+
+    @property
+    def width(self) -> int:
+        """N."""
+        return self.tokens.shape[1]
+
+    def real(self, rows: Tensor) -> Tensor:
+        """``[B, N, …]`` -> ``[Σn, …]``: the rows of nodes, tree after tree."""
+        flat = rows.flatten(0, 1)
+        if min(self.counts) == self.width:
+            return flat
+        there = torch.arange(self.width) < torch.tensor(self.counts)[:, None]  # known to the host
+        return flat.index_select(0, to_device(there.flatten().nonzero()[:, 0], rows.device))
+
+
+def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
+    if all(tree.nodes == width for tree in trees):
+        return torch.stack([tree.ancestors for tree in trees])
+    itself = torch.eye(width, dtype=torch.bool, device=trees[0].ancestors.device)
+    ancestors = itself.repeat(len(trees), 1, 1)
+    for row, tree in enumerate(trees):
+        ancestors[row, : tree.nodes, : tree.nodes] = tree.ancestors
+    return ancestors
+
+
+def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
+    """A node's path, and what its row has of the columns that not every row has.
+
+    Args:
+        ancestors: ``[B, N, N]`` bool.
+        starts: columns of each row's context.
+
+    Returns:
+        ``[B, N, W]`` bool over the last W columns; every row sees all of those before.
+    """
+    if min(starts) == max(starts):
+        return ancestors
+    new, device = ancestors.shape[1], ancestors.device
+    columns = torch.arange(min(starts), max(starts) + new, device=device)
+    node = columns - send(starts, device)[:, None]  # [B, W]; below 0: the context
+    within = node.clamp(0, new - 1)[:, None].expand(-1, new, -1)
+    path = ancestors.gather(2, within) & (node < new)[:, None]
+    return path | (node < 0)[:, None]
+
+
+def batch_step_mask(starts: Sequence[int], device: torch.device) -> Tensor | None:
+    """One new token in every row: ``[B, 1, W]`` bool as above, or None where all see all."""
+    if min(starts) == max(starts):
+        return None
+    columns = torch.arange(min(starts), max(starts) + 1, device=device)
+    return (columns <= send(starts, device)[:, None])[:, None]

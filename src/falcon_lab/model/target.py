@@ -1,0 +1,415 @@
+"""The frozen target: a Hugging Face causal LM that trains drafters and verifies trees.
+
+Shapes: B batch, T tokens, P prompt tokens, N tree nodes (the root counted), n new rows,
+S keys (cached rows and the new ones), L tapped layers, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from falcon_lab.config.schema import DecodingConfig
+from falcon_lab.errors import FalconLabError
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.fingerprint import fingerprint
+from falcon_lab.model.graphs import GraphRows
+from falcon_lab.model.kv_cache import BatchCache, KVCache
+from falcon_lab.model.lm_head import HeadCopy, final_logits
+from falcon_lab.model.masks import (
+    PaddedTrees,
+    batch_step_mask,
+    batch_tree_mask,
+    causal_mask,
+    packed_mask,
+    send,
+)
+from falcon_lab.model.passes import FastRows, fast_rows
+from falcon_lab.model.recording import Recorder
+from falcon_lab.model.taps import checked_layers, tapped_pass
+from falcon_lab.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """What a forward pass of the target says.
+
+    Attributes:
+        logits: ``[n, V]``; after a prefill ``[1, V]``, the last position's alone.
+        features: ``[n, H]``, what the LM head reads.
+        taps: ``[n, L, H]`` of a target that is ``tapped``, or None.
+    """
+
+    logits: Tensor
+    features: Tensor
+    taps: Tensor | None = None
+
+    def split(self, counts: Sequence[int]) -> list[TargetOutput]:
+        """Rows of the same number each for logits, features and taps, ``counts`` of them."""
+        sizes = list(counts)
+        taps = [None] * len(sizes) if self.taps is None else self.taps.split(sizes)
+        parts = zip(self.logits.split(sizes), self.features.split(sizes), taps, strict=True)
+        return [TargetOutput(*part) for part in parts]
+
+
+class Target:
+    """A frozen causal LM. Not an ``nn.Module``, so that a training module that holds one neither
+    trains it, saves it, nor moves it behind its back.
+
+    Attributes:
+        name: hub id, folder or built-in name.
+        revision: commit on the hub, or None.
+        fingerprint: identifies weights, configuration and vocabulary (see ``fingerprint.py``).
+        model: the Hugging Face model.
+        tokenizer: its tokenizer.
+        config: its (text) configuration.
+        hidden_size: H.
+        vocab_size: V, of the LM head (a tokenizer may have fewer entries).
+        max_positions: positions that the model was made for.
+        eos_ids: tokens that end an answer.
+        backbone: the model without its LM head.
+        taps: layers whose hidden states stand beside the features (``targets/taps.py``).
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        revision: str | None = None,
+        lean: bool = False,
+    ) -> None:
+        model.eval().requires_grad_(False)
+        self.name = name
+        self.revision = revision
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config(decoder=True)
+        self.backbone = Backbone(model.get_decoder(), lean=lean)
+        self.hidden_size: int = self.config.hidden_size
+        self._lm_head = model.get_output_embeddings()
+        if self._lm_head is None:
+            raise FalconLabError(f"target {name} ({type(model).__name__}) has no LM head")
+        self._embedding = model.get_input_embeddings()
+        self.vocab_size: int = self._lm_head.weight.shape[0]
+        self.max_positions = max_positions(self.config)
+        self.eos_ids = end_tokens(model, tokenizer)
+        self.fingerprint = fingerprint(model, tokenizer)
+        self._compiled: FastRows | None = None
+        self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self._embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._embedding.weight.device  # the model's own property walks all its weights
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model; caches made before stay where they are."""
+        self.model.to(device)
+        return self
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token embeddings: ``[...]`` long -> ``[..., H]``."""
+        return self._embedding(tokens)
+
+    def head(self, features: Tensor) -> Tensor:
+        """The model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
+        return final_logits(self._lm_head(features), self.config)
+
+    def copy_head(self) -> HeadCopy:
+        """A head that begins as the model's own, and can be trained."""
+        return HeadCopy(self._lm_head, self.config)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted.
+
+        With CUDA graphs it takes over the memory of the one before, which is of no use any more.
+        """
+        if isinstance(self._compiled, GraphRows):
+            return self._compiled.storage.new_cache(capacity)
+        return self.backbone.new_cache(self._capacity(capacity))
+
+    def kv_bytes(self, capacity: int) -> int:
+        """Memory that a cache of that capacity takes, exactly."""
+        return self.backbone.layout.bytes(self._capacity(capacity))
+
+    def _capacity(self, rows: int) -> int:
+        """Rows of the cache that a sequence of so many gets."""
+        return rows if self._compiled is None else self._compiled.capacity(rows)
+
+    @property
+    def kv_held(self) -> int:
+        """Memory that is taken already, and that the next cache of one sequence takes over."""
+        return 0 if self._compiled is None else self._compiled.held
+
+    @torch.no_grad()
+    def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
+        """Features of packed documents, each as if it stood alone.
+
+        Args:
+            tokens: ``[B, T]`` long.
+            documents: ``[B, T]`` long, document of each token; padding is -1.
+            positions: ``[B, T]`` long, position in the document.
+
+        Returns:
+            ``[B, T, H]``, without gradient.
+        """
+        return self._teach(tokens, documents, positions)[0]
+
+    @torch.no_grad()
+    def tapped_teacher(
+        self, tokens: Tensor, documents: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As ``teacher``: features, and what is tapped, ``[B, T, L, H]``, of the same pass."""
+        features, taps = self._teach(tokens, documents, positions)
+        return features, taps
+
+    def _teach(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        mask = packed_mask(documents)
+        return self._run(tokens=tokens, positions=positions, mask=mask)
+
+    def _run(self, **rows: Any) -> tuple[Tensor, ...]:
+        """Features ``[B, T, H]`` and, of a target that is tapped, ``[B, T, L, H]``."""
+        return tapped_pass(self.backbone, self.taps, **rows)
+
+    def prefill(
+        self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
+    ) -> TargetOutput:
+        """Read ``[P]`` tokens as ``read`` does: features of all, logits of the last."""
+        parts = list(self.read(tokens, cache, chunk=chunk))
+        if len(parts) == 1:
+            return parts[0]
+        taps = [part.taps for part in parts if part.taps is not None]
+        return TargetOutput(
+            parts[-1].logits,
+            torch.cat([part.features for part in parts]),
+            torch.cat(taps) if taps else None,
+        )
+
+    @torch.no_grad()
+    def read(
+        self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
+    ) -> Iterator[TargetOutput]:
+        """Read ``[P]`` tokens in passes of ``chunk``, the last of what is left.
+
+        No mask is larger than ``[1, chunk, S]``, and no features are kept here.
+
+        Yields:
+            Of each pass, in their order: features of its tokens, logits of its last one.
+        """
+        self._range(cache.length, tokens.shape[0])  # all of them fit, or none is read
+        for part in tokens.split(chunk):
+            start, new = cache.length, part.shape[0]
+            hidden, *taps = self._run(
+                tokens=part[None],
+                positions=self._range(start, new),
+                mask=causal_mask(new, 0, tokens.device) if new > 1 else None,
+                cache=cache,
+                causal=new > 1,
+            )
+            yield TargetOutput(self.head(hidden[0, -1:]), hidden[0], *(rows[0] for rows in taps))
+
+    def tapped(self, layers: Sequence[int]) -> Self:
+        """The same model where it is, whose outputs carry hidden states of some layers too.
+
+        Args:
+            layers: 0 is what the first decoder layer reads, i what layer i puts out, counted from
+                1; the last one's output are the features.
+
+        Raises:
+            FalconLabError: there is no such layer.
+        """
+        other = copy.copy(self)
+        other.taps = checked_layers(layers, self.config.num_hidden_layers)
+        if other._compiled is not None and other.taps != self.taps:
+            other._compiled = other._compiled.tapped(other.taps)
+        return other
+
+    def compiled(
+        self,
+        announce: Announce,
+        compiler: PassCompiler = compile_ahead,
+        recorder: Recorder | None = None,
+    ) -> Self:
+        """The same model where it is, whose steps and verifications are compiled (``compiling``).
+
+        On a GPU they are CUDA graphs, and one sequence is decoded at a time.
+
+        Args:
+            announce: takes one line for the user at a time.
+            compiler: makes the passes on a CPU.
+            recorder: captures graphs; None: on a GPU alone.
+        """
+        other = copy.copy(self)
+        parts = self.backbone, self.head, "target", self.device
+        rows = fast_rows(*parts, announce, compiler, recorder)
+        other._compiled = rows.tapped(self.taps) if self.taps else rows
+        return other
+
+    def plain(self) -> Self:
+        """The same model without compiled passes."""
+        other = copy.copy(self)
+        other._compiled = None
+        return other
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether steps and verifications are compiled."""
+        return self._compiled is not None
+
+    def prepare(self, most: int) -> None:
+        """Compile the passes over up to so many rows now, if they are to be compiled at all."""
+        if self._compiled is not None:
+            self._compiled.prepare(most)
+
+    @torch.no_grad()
+    def step(self, token: Tensor, cache: KVCache) -> TargetOutput:
+        """Read one token (0-d long)."""
+        if self._compiled is not None and self._compiled.takes(1, cache):
+            positions = self._range(cache.length, 1)[0]
+            return self._through(self._compiled, token.view(1), positions, None, cache)
+        positions = self._range(cache.length, 1)
+        return self._read(tokens=token.view(1, 1), positions=positions, mask=None, cache=cache)
+
+    @torch.no_grad()
+    def verify(self, tree: TokenTree, cache: KVCache) -> TargetOutput:
+        """Read a tree; row i is node i after its path.
+
+        All N rows are in the cache afterwards, provisionally: ``cache.commit(start, path)`` with
+        the length before keeps a path of them.
+        """
+        start, nodes = cache.length, tree.nodes
+        if nodes == 1:
+            return self.step(tree.tokens[0], cache)
+        if start + nodes > self.max_positions:  # only near the end is the depth worth a look
+            self._range(start, tree.reach + 1)
+        if self._compiled is not None and self._compiled.takes(nodes, cache):
+            positions = tree.depth + start
+            return self._through(self._compiled, tree.tokens, positions, tree.ancestors, cache)
+        return self._read(
+            tokens=tree.tokens[None],
+            positions=(tree.depth + start)[None],
+            mask=tree.ancestors[None],
+            cache=cache,
+        )
+
+    def _read(self, **rows: Any) -> TargetOutput:
+        """``[1, n]`` rows through the modules."""
+        hidden, *taps = self._run(**rows)
+        return TargetOutput(self.head(hidden[0]), hidden[0], *(states[0] for states in taps))
+
+    @staticmethod
+    def _through(
+        compiled: FastRows,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+    ) -> TargetOutput:
+        hidden, logits, *taps = compiled(tokens, positions, mask, cache)
+        return TargetOutput(logits, hidden, *taps)
+
+    # --- several sequences at once ----------------------------------------------------------
+
+    def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
+        """An empty cache for ``rows`` sequences of up to ``capacity`` positions each.
+
+        A row of it (``cache.open``) takes a prompt like any other cache; ``step_batch`` and
+        ``verify_batch`` go on from the rows in use.
+        """
+        return self.backbone.new_batch_cache(rows, capacity)
+
+    def batch_bytes(self, rows: int, capacity: int) -> int:
+        """Memory that such a cache takes, exactly."""
+        return self.backbone.layout.bytes(capacity, rows)
+
+    @torch.no_grad()
+    def step_batch(self, tokens: Tensor, cache: BatchCache) -> TargetOutput:
+        """Read one token in every row in use: ``[B]`` long; row b of the output is token b's.
+
+        The tokens stay in the cache when ``cache.keep`` has been told so.
+        """
+        starts = cache.lengths
+        self._range(max(starts), 1)
+        cache.begin()
+        hidden, *taps = self._run(
+            tokens=tokens[:, None],
+            positions=send(starts, tokens.device)[:, None],
+            mask=batch_step_mask(starts, tokens.device),
+            cache=cache,
+        )
+        features = hidden[:, 0]
+        return TargetOutput(self.head(features), features, *(states[:, 0] for states in taps))
+
+    @torch.no_grad()
+    def verify_batch(self, trees: Sequence[TokenTree], cache: BatchCache) -> TargetOutput:
+        """Read a tree in every row in use, in one pass; the output's rows are their nodes.
+
+        Returns:
+            Node after node, tree after tree: ``[Σn, V]`` logits, ``[Σn, H]`` features, and
+            ``[Σn, L, H]`` where it is tapped.
+        """
+        starts = cache.lengths
+        if all(tree.nodes == 1 for tree in trees):
+            return self.step_batch(torch.cat([tree.tokens for tree in trees]), cache)
+        padded = PaddedTrees.of(trees)
+        if max(starts) + padded.width > self.max_positions:
+            for start, tree in zip(starts, trees, strict=True):
+                self._range(start, tree.reach + 1)
+        cache.begin()
+        hidden, *taps = self._run(
+            tokens=padded.tokens,
+            positions=padded.depth + send(starts, padded.depth.device)[:, None],
+            mask=batch_tree_mask(padded.ancestors, starts),
+            cache=cache,
+        )
+        features = padded.real(hidden)
+        return TargetOutput(self.head(features), features, *map(padded.real, taps))
+
+    def _range(self, start: int, new: int) -> Tensor:
+        """Positions start, start + 1, …: a slice of a tensor that is made once."""
+        stop = start + new
+        if stop > self.max_positions:
+            raise FalconLabError(
+                f"position {stop - 1} is beyond {self.name}'s {self.max_positions} positions; "
+                "shorten the prompt or ask for fewer new tokens"
+            )
+        if self._positions.shape[1] < stop or self._positions.device != self.device:
+            size = min(max(2 * stop, 256), self.max_positions)
+            with torch.inference_mode(False):
+                self._positions = torch.arange(size, device=self.device)[None]
+        return self._positions[:, start:stop]
+
+
+def max_positions(config: Any) -> int:
+    """Positions that a model was made for, under any of the names that families give it."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(found := getattr(config, key, None), int):
+            return found
+    raise FalconLabError(
+        f"the configuration of {config.model_type} does not say how many positions it has; add "
+        "max_position_embeddings to its config.json"
+    )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that the generation settings, the model or the tokenizer calls an end."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return frozenset(found)

@@ -1,0 +1,150 @@
+"""Divergence from the teacher and cross-entropy with a token, from one softmax of each.
+
+Three tensors of logits' size live in the forward pass and two go on to the backward pass, where
+plain operations would take and keep about twice as many; most of the time of a large vocabulary
+is their memory traffic.
+
+Shapes: n rows, V vocabulary.
+
+Falcon's distillation loss: feature regression, soft labels and hard labels.
+
+L = SmoothL1 + 0.1·(0.9·KL + 0.1·CE), arXiv 2412.12639 §3.2, equations 1-8.
+
+Shapes: R' rows that count, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import BuildContext, LabelledRows
+
+if TYPE_CHECKING:
+    from falcon_lab.plugins.builtins import FalconObjectiveConfig
+
+NO_LABEL = -100
+"""Label of a row without one."""
+
+
+def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) and -log q[label] of each row, q being the student's distribution.
+
+    Args:
+        student: ``[n, V]`` logits, to which gradients flow.
+        teacher: ``[n, V]`` logits of p, to which none do.
+        labels: ``[n]`` long; ``NO_LABEL`` gives 0.
+
+    Returns:
+        Two ``[n]``.
+    """
+    soft, hard = _SoftAndHard.apply(student, teacher, labels)
+    return soft, hard
+
+
+class _SoftAndHard(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, teacher: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        log_q, log_p = student.log_softmax(-1), teacher.log_softmax(-1)
+        labelled, index = labels != NO_LABEL, labels.clamp_min(0).unsqueeze(1)
+        hard = -log_q.gather(1, index).squeeze(1).masked_fill(~labelled, 0.0)
+        p = log_p.exp()
+        soft = log_p.sub_(log_q).mul_(p).sum(-1)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(log_q.exp_(), p, labelled, index)
+        return soft, hard
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_soft: Tensor, of_hard: Tensor) -> tuple[Tensor | None, ...]:
+        q, p, labelled, index = ctx.saved_tensors
+        of_soft, of_hard = of_soft.unsqueeze(1), (of_hard * labelled).unsqueeze(1)
+        # d KL / d logits = q - p, and d CE / d logits = q - one-hot.
+        gradient = q * (of_soft + of_hard)
+        gradient.addcmul_(p, of_soft, value=-1).scatter_add_(1, index, -of_hard)
+        return gradient, None, None
+
+
+FLOOR = 1e-8  # added to the student's probabilities in the tempered form, as upstream does
+
+
+class FalconObjective:
+    """The objective of ``FalconObjectiveConfig``. Terms without weight are not computed.
+
+    Attributes:
+        weights: ``feature``, ``soft`` and ``hard``, those that are not zero.
+    """
+
+    def __init__(self, config: FalconObjectiveConfig, context: BuildContext) -> None:
+        self.config = config
+        terms = {"feature": config.feature, "soft": config.soft, "hard": config.hard}
+        self.weights: Mapping[str, float] = {name: w for name, w in terms.items() if w}
+
+    def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """Each term per row, ``[R']`` float32."""
+        terms = self._from_logits(rows) if self.weights.keys() & {"soft", "hard"} else {}
+        if "feature" in self.weights:
+            terms["feature"] = self._feature(rows)
+        if self.config.slot_decay != 1:
+            weight = self.config.slot_decay**rows.slot
+            terms = {name: term * weight for name, term in terms.items()}
+        return {name: terms[name] for name in self.weights}
+
+    def _feature(self, rows: LabelledRows) -> Tensor:
+        """SmoothL1 between the features, mean over H."""
+        if rows.student_features is None:
+            raise FalconLabError(
+                "objective.feature: this drafter predicts tokens and no features; "
+                "set objective.feature=0"
+            )
+        return functional.smooth_l1_loss(
+            rows.student_features.float(), rows.teacher_features.float(), reduction="none"
+        ).mean(-1)
+
+    def _from_logits(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """``soft``: KL(p || q), or upstream's tempered mixture. ``hard``: cross-entropy with one
+        token a row; 0 where there is no token."""
+        student, teacher = rows.student_logits.float(), rows.teacher_logits.float()
+        terms = {}
+        if self.config.hard:
+            labels = self._labels(rows)
+        else:
+            labels = rows.tokens.new_full(rows.tokens.shape, NO_LABEL)
+        if self.config.soft and self.config.soft_form == "kl":
+            terms["soft"], terms["hard"] = soft_and_hard(student, teacher, labels)
+            return terms
+        if self.config.soft:
+            terms["soft"] = self._tempered(student, teacher)
+        if self.config.hard:
+            terms["hard"] = functional.cross_entropy(
+                student, labels, reduction="none", ignore_index=NO_LABEL
+            )
+        return terms
+
+    def _tempered(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Upstream's soft term, which is not a divergence."""
+        temperature = self.config.temperature
+        log_p = (teacher / temperature).log_softmax(-1)
+        log_q = ((student / temperature).softmax(-1) + FLOOR).log()
+        return (teacher.softmax(-1) * (log_p - log_q)).sum(-1)
+
+    def _labels(self, rows: LabelledRows) -> Tensor:
+        if self.config.hard_label == "data":
+            return rows.tokens
+        if self.config.hard_label == "argmax":
+            return rows.teacher_logits.argmax(-1)
+        # By the inverse of the distribution function, so that the generator's device is free.
+        total = rows.teacher_logits.double().softmax(-1).cumsum(-1)
+        point = torch.rand(
+            total.shape[0], 1, generator=rows.generator, device=rows.generator.device
+        )
+        drawn = torch.searchsorted(total, point.to(total) * total[:, -1:], right=True).squeeze(-1)
+        return drawn.clamp_max(total.shape[-1] - 1)

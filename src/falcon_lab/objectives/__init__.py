@@ -1,1 +1,0 @@
-"""Distillation objectives, one file each."""

@@ -1,0 +1,1 @@
+"""Components: the hook, the registry, discovery and the built-in ones."""

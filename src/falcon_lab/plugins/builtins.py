@@ -1,0 +1,249 @@
+"""The built-in components with their options, on one page.
+
+They come in through the same hook as any plug-in. Nothing here imports torch: builders are named
+by strings and imported when a component is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from falcon_lab.plugins.hooks import Register, hookimpl
+
+
+def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless ``value`` is among ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def at_least(key: str, value: int | None, least: int) -> None:
+    """Raise ``ValueError`` when ``value`` is less; None is left to the component."""
+    if value is not None and value < least:
+        raise ValueError(f"{key} must be at least {least}, got {value}")
+
+
+@dataclass
+class FalconConfig:
+    """Falcon's semi-autoregressive head (arXiv 2412.12639, §3.2). ``block: 1, fuse: linear`` is
+    EAGLE-1."""
+
+    block: int = 2
+    """k: tokens per drafter pass."""
+    layers: int = 1
+    """Decoder blocks of the target's own kind (the paper's text has one or two; Figure 2 two)."""
+    fuse: str = "lstm"
+    """``lstm`` (recurs over time), ``lstm_positionwise`` (what the official code computes) or
+    ``linear`` (EAGLE)."""
+    lstm_layers: int = 2
+    dropout: float = 0.1
+    """Between the LSTM layers."""
+    query: str = "block"
+    """``block``: the last k rows predict (paper); ``newest``: all k are asked from the newest."""
+    phase: str = "aligned"
+    """``aligned``: the last k rows are one block, and training covers every phase; ``absolute``:
+    blocks sit at multiples of k (the official code)."""
+
+    def __post_init__(self) -> None:
+        at_least("block", self.block, 1)
+        if min(self.layers, self.lstm_layers) < 1:
+            raise ValueError("layers and lstm_layers must be at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        one_of("fuse", self.fuse, ("lstm", "lstm_positionwise", "linear"))
+        one_of("query", self.query, ("block", "newest"))
+        one_of("phase", self.phase, ("aligned", "absolute"))
+
+
+@dataclass
+class CsgdConfig:
+    """Coupled Sequential Glancing Distillation (arXiv 2412.12639, §3.2).
+
+    The ratio falls linearly from ``start`` to ``end``: 0.4 to 0 in the paper, 0.45 to 0.1 in the
+    official code.
+    """
+
+    start: float = 0.4
+    end: float = 0.0
+    tokens: str = "target"
+    """Revealed tokens: ``target`` (its argmax, the paper) or ``data`` (the official code)."""
+    revealed_in_loss: bool = True
+    """Whether revealed positions count in the loss (official code) or not (GLAT)."""
+
+    def __post_init__(self) -> None:
+        one_of("tokens", self.tokens, ("target", "data"))
+
+
+@dataclass
+class RandomConfig(CsgdConfig):
+    """Glancing at random positions (GLAT, arXiv 2008.07905, §3.2), with GLAT's own ratios. GLAT
+    leaves revealed positions out of the loss."""
+
+    start: float = 0.5
+    end: float = 0.3
+    revealed_in_loss: bool = False
+
+
+@dataclass
+class ValidPrefixConfig:
+    """SpecBlock's mask: a row counts in the loss while all before it in its block are right."""
+
+    schedule: dict[str, Any] = field(
+        default_factory=lambda: {"name": "none"}, metadata={"component": "schedule"}
+    )
+    """What is shown to the drafter: another schedule's node."""
+
+
+@dataclass
+class FalconObjectiveConfig:
+    """L = feature·SmoothL1 + soft·KL + hard·CE; the paper's weights are 1, 0.09 and 0.01."""
+
+    feature: float = 1.0
+    soft: float = 0.09
+    hard: float = 0.01
+    hard_label: str = "argmax"
+    """``argmax`` of the target, the ``data``'s token, or ``sampled`` from the target (official
+    code)."""
+    soft_form: str = "kl"
+    """``kl``, or ``tempered`` (the official code's temperature mixture)."""
+    temperature: float = 0.95
+    """Of the tempered form."""
+    slot_decay: float = 1.0
+    """A row counts slot_decay to the power of its place in the block, 0..k-1: later rows are of use
+    where the earlier ones are right (not in the paper; DFlash has exp(-1/4) for a block of 8)."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slot_decay <= 1:
+            raise ValueError(f"slot_decay must lie in (0, 1], got {self.slot_decay}")
+        one_of("hard_label", self.hard_label, ("argmax", "data", "sampled"))
+        one_of("soft_form", self.soft_form, ("kl", "tempered"))
+
+
+@dataclass
+class ChainConfig:
+    """A single path of draft tokens."""
+
+    depth: int = 4
+    proposal: str = "deterministic"
+    """At T > 0: the most likely token, or a ``sampled`` one."""
+
+    def __post_init__(self) -> None:
+        at_least("depth", self.depth, 0)
+        one_of("proposal", self.proposal, ("deterministic", "sampled"))
+
+
+@dataclass
+class StaticConfig:
+    """A tree drawn by hand."""
+
+    template: Any = "auto"
+    """The name of a template, shipped (``auto`` picks one by k) or a plug-in's; a mapping from node
+    to child count (a node is its rank digits, "" the root); or a list of rank paths."""
+    proposal: str = "deterministic"
+    """At T > 0: the top candidates, or ``sampled`` ones without replacement."""
+    max_depth: int | None = None
+    """Cut the template at this depth."""
+
+    def __post_init__(self) -> None:
+        one_of("proposal", self.proposal, ("deterministic", "sampled"))
+
+
+@dataclass
+class DynamicTreeConfig:
+    """A tree that goes where the drafter is sure (EAGLE-2, arXiv 2406.16858, §4). EAGLE-2's own
+    numbers are ``nodes: 60, beam: 10, width: 10, depth: 7``."""
+
+    nodes: int = 16
+    """Draft tokens that are kept of all candidates."""
+    beam: int = 4
+    """Most blocks that a pass expands."""
+    width: int = 4
+    """Candidates of every row."""
+    depth: int | None = None
+    """Longest path; null goes by k: 4 for k = 1, 6 for k = 2, 2k above."""
+
+    def __post_init__(self) -> None:
+        for key, least in (("nodes", 0), ("beam", 1), ("width", 1), ("depth", 0)):
+            at_least(key, getattr(self, key), least)
+
+
+@dataclass
+class PathsTreeConfig:
+    """The paths that a drafter has found (n-grams of Lookahead, or copies of the text), as one
+    tree."""
+
+    nodes: int = 32
+    """Most draft tokens; what does not fit is left out, the last paths first."""
+    depth: int = 10
+    """Longest path."""
+
+    def __post_init__(self) -> None:
+        for key in ("nodes", "depth"):
+            at_least(key, getattr(self, key), 0)
+
+
+@dataclass
+class OptimalTreeConfig:
+    """The likeliest tree of its size, by the drafter's own probabilities."""
+
+    nodes: int = 16
+    """Draft tokens in the tree."""
+    passes: int | None = None
+    """Drafter passes, each of k levels; null goes by k: 4 for k = 1, 3 for k = 2, 2 above."""
+
+    def __post_init__(self) -> None:
+        for key in ("nodes", "passes"):
+            at_least(key, getattr(self, key), 0)
+
+
+@dataclass
+class FixedConfig:
+    """The same budget every round; null leaves it to the tree."""
+
+    depth: int | None = None
+    nodes: int | None = None
+    passes: int | None = None
+
+
+@dataclass
+class ConfidenceConfig(FixedConfig):
+    """Draft on while the likeliest path is likely to be accepted, within the same budget."""
+
+    threshold: float = 0.3
+    """Stop when the drafter's own probability of its likeliest path falls below this."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.threshold <= 1.0:
+            raise ValueError(f"threshold must be in (0, 1], got {self.threshold}")
+
+
+@hookimpl
+def register_components(register: Register) -> None:
+    """Register everything that ships with falcon-lab."""
+    register.drafter("falcon", "falcon_lab.drafters.falcon:FalconDrafter", config=FalconConfig)
+    register.schedule("csgd", "falcon_lab.glancing:Csgd", config=CsgdConfig)
+    register.schedule("random", "falcon_lab.glancing:RandomGlancing", config=RandomConfig)
+    register.schedule("valid_prefix", "falcon_lab.glancing:ValidPrefix", config=ValidPrefixConfig)
+    register.schedule("none", "falcon_lab.glancing:NoGlancing")
+    register.objective(
+        "falcon", "falcon_lab.objectives:FalconObjective", config=FalconObjectiveConfig
+    )
+    register.tree_builder("chain", "falcon_lab.trees.template_tree:Chain", config=ChainConfig)
+    register.tree_builder(
+        "static", "falcon_lab.trees.template_tree:StaticTree", config=StaticConfig
+    )
+    register.tree_builder(
+        "dynamic", "falcon_lab.trees.best_first:DynamicTree", config=DynamicTreeConfig
+    )
+    register.tree_builder("paths", "falcon_lab.trees.paths:PathsTree", config=PathsTreeConfig)
+    register.tree_builder(
+        "optimal", "falcon_lab.trees.best_first:OptimalTree", config=OptimalTreeConfig
+    )
+    register.template("vicuna", "falcon_lab.trees.templates:vicuna")
+    register.template("llama", "falcon_lab.trees.templates:llama")
+    register.acceptance_rule("auto", "falcon_lab.acceptance:Auto")
+    register.acceptance_rule("greedy", "falcon_lab.acceptance:Greedy")
+    register.acceptance_rule("sampling", "falcon_lab.acceptance:SamplingRule")
+    register.controller("confidence", "falcon_lab.controllers:Confidence", config=ConfidenceConfig)
+    register.controller("fixed", "falcon_lab.controllers:Fixed", config=FixedConfig)

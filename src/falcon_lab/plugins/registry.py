@@ -1,0 +1,242 @@
+"""The registry of components: finding, checking and building one by its YAML node."""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
+from falcon_lab.fields import options
+from falcon_lab.plugins.hooks import Builder
+
+if TYPE_CHECKING:
+    from falcon_lab.interfaces import BuildContext
+
+KINDS = (
+    "drafter",
+    "schedule",
+    "tree_builder",
+    "template",
+    "acceptance_rule",
+    "controller",
+    "objective",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """One registered component and where it came from."""
+
+    kind: str
+    name: str
+    build: Builder
+    config: type | None
+    distribution: str
+    version: str
+
+    @property
+    def full_name(self) -> str:
+        """The name that no other distribution can take."""
+        return f"{self.distribution}/{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A plug-in that did not load."""
+
+    distribution: str
+    version: str
+    entry_point: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} did not load: {self.error}".replace("  ", " ")
+
+
+class Components:
+    """The registry: what is known, by kind and name.
+
+    Attributes:
+        components: all of them, the built-in ones first.
+        failures: plug-ins that did not load.
+    """
+
+    def __init__(
+        self, components: Iterable[Component] = (), failures: Iterable[Failure] = ()
+    ) -> None:
+        self.components, self.failures = tuple(components), tuple(failures)
+
+    def find(self, kind: str, name: str, key: str = "") -> Component:
+        """The component that a YAML calls ``name`` (bare, or ``distribution/name``).
+
+        Raises:
+            ConfigError: at ``key``, when there is none, or more than one with that bare name.
+        """
+        of_kind = [component for component in self.components if component.kind == kind]
+        found = [
+            component for component in of_kind if name in (component.name, component.full_name)
+        ]
+        if len(found) > 1:
+            choices = " or ".join(component.full_name for component in found)
+            problem = f"{kind} {name!r} is registered by several plug-ins; write {choices}"
+            raise ConfigError(key, problem)
+        if not found:
+            raise ConfigError(key, self._unknown(kind, name, of_kind))
+        return found[0]
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether some plug-in registered ``name``."""
+        return any(
+            component.kind == kind and name in (component.name, component.full_name)
+            for component in self.components
+        )
+
+    def names(self, kind: str) -> list[str]:
+        """What is registered of a kind, each name once."""
+        return list(dict.fromkeys(c.name for c in self.components if c.kind == kind))
+
+    def check(self, kind: str, node: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """A component's YAML node with its defaults filled in.
+
+        A field of its dataclass that holds the node of another component says so by
+        ``metadata={"component": kind}``, and the node is checked with it.
+
+        Raises:
+            ConfigError: naming the full key, for a name nobody registered, an unknown option, or
+                a value that the component's dataclass refuses.
+        """
+        component = self.named(kind, node, key)
+        config = _config_of(component, node, key)
+        values = {} if config is None else _plain(config)
+        for name, inner in _nodes(component.config).items():
+            values[name] = self.check(inner, values[name], join(key, name))
+        return {"name": node["name"], **values}
+
+    def defaults(self, kind: str, name: str) -> dict[str, Any]:
+        """Options of a component that have a default, with it."""
+        return _defaults(self.find(kind, name).config)
+
+    def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
+        """The component itself.
+
+        Raises:
+            FalconLabError: the node is wrong, its module cannot be imported, or the builder
+                refused its options with a ``ValueError``.
+        """
+        component = self.named(kind, node, kind)
+        config = _config_of(component, node, kind)
+        build = _builder(component)
+        try:
+            return build(config, dataclasses.replace(context, components=self))
+        except ValueError as error:
+            raise FalconLabError(f"{kind} {component.full_name}: {error}") from error
+
+    def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, str]:
+        """What to write down about a component that was used: name, distribution, version."""
+        component = self.named(kind, node, kind)
+        return {
+            "name": component.name,
+            "distribution": component.distribution,
+            "version": component.version,
+        }
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Every component, as plain values for JSON."""
+        return [
+            {
+                "kind": component.kind,
+                "name": component.name,
+                "full_name": component.full_name,
+                "distribution": component.distribution,
+                "version": component.version,
+                "options": _options(component.config),
+            }
+            for component in sorted(self.components, key=lambda c: KINDS.index(c.kind))
+        ]
+
+    def named(self, kind: str, node: Mapping[str, Any], key: str) -> Component:
+        """The component of a YAML node.
+
+        Raises:
+            ConfigError: the node has no name, or one that ``find`` refuses.
+        """
+        name = node.get("name")
+        if not isinstance(name, str):
+            said = "is missing" if name is None else f"must be a name, not {name!r}"
+            raise ConfigError(join(key, "name"), f"{said}; known: {', '.join(self.names(kind))}")
+        return self.find(kind, name, join(key, "name"))
+
+    def _unknown(self, kind: str, name: str, of_kind: list[Component]) -> str:
+        known = [component.name for component in of_kind]
+        problem = f"no {kind} named {name!r}{did_you_mean(name, known)}"
+        if "; known:" not in problem and known:
+            problem += f" known: {', '.join(dict.fromkeys(known))}"
+        return "; ".join([problem, *map(str, self.failures)])
+
+
+# --- one component ------------------------------------------------------------------------------
+
+
+def _config_of(component: Component, node: Mapping[str, Any], key: str) -> Any:
+    """The component's options as its dataclass (None when it has none)."""
+    values = {name: value for name, value in node.items() if name != "name"}
+    if component.config is not None:
+        return options(component.config, values, key)
+    if values:
+        problem = f"unknown key; {component.kind} {component.name!r} has no options"
+        raise ConfigError(join(key, next(iter(values))), problem)
+    return None
+
+
+def _builder(component: Component) -> Callable[..., Any]:
+    if not isinstance(component.build, str):
+        return component.build
+    try:
+        build = pkgutil.resolve_name(component.build)
+    except (ImportError, AttributeError) as error:
+        raise FalconLabError(
+            f"{component.kind} {component.name!r} of {component.distribution} "
+            f"{component.version} cannot be imported from {component.build}: {error}"
+        ) from error
+    assert callable(build)
+    return build
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    plain = dataclasses.asdict(config)
+    return {field.name: plain[field.name] for field in dataclasses.fields(config) if field.init}
+
+
+def _nodes(config: type | None) -> dict[str, str]:
+    """The options that are nodes of other components, and of which kind."""
+    fields = () if config is None else dataclasses.fields(config)
+    return {f.name: f.metadata["component"] for f in fields if "component" in f.metadata}
+
+
+def _options(config: type | None) -> dict[str, Any]:
+    """Every option with its default, ``"???"`` where one must be given."""
+    if config is None:
+        return {}
+    found = _defaults(config)
+    return {name: found.get(name, "???") for name in _names(config)}
+
+
+def _names(config: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(config) if field.init]
+
+
+def _defaults(config: type | None) -> dict[str, Any]:
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(config) if config is not None else ():
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING and field.default != "???":
+            defaults[field.name] = field.default
+    return {name: _plain_value(value) for name, value in defaults.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return dataclasses.asdict(value) if nested else value

@@ -1,0 +1,1 @@
+"""Targets that are trained from scratch here."""

@@ -1,0 +1,111 @@
+"""Does a target earn trust? Held-out loss, and completions that parse and do not loop."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from falcon_lab.config.schema import Gate
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a target trained here reached.
+
+    Attributes:
+        loss: held-out cross-entropy in nats per token.
+        parse: share of greedy completions that ``ast.parse`` accepts.
+        distinct: share of distinct tokens in a completion, mean over completions.
+        completions: how many were judged.
+        passed: whether ``parse`` and ``distinct`` reach the gate.
+        verdict: what it misses, or its figures.
+    """
+
+    loss: float
+    parse: float
+    distinct: float
+    completions: int
+    passed: bool
+    verdict: str
+
+    @property
+    def sentence(self) -> str:
+        """The judgement in one sentence."""
+        return gate_sentence(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``quality.json`` and ``results.json``."""
+        return asdict(self)
+
+
+def gate_sentence(quality: Mapping[str, Any]) -> str:
+    """The judgement of ``Quality.as_dict`` in one sentence."""
+    outcome = "passes" if quality["passed"] else "fails"
+    return f"it {outcome} its quality gate: {quality['verdict']}"
+
+
+def distinct_share(tokens: Sequence[int]) -> float:
+    """Distinct tokens over all tokens; 1.0 for no tokens."""
+    return len(set(tokens)) / len(tokens) if tokens else 1.0
+
+
+def complete_part(prompt: str, completion: str, *, finished: bool) -> str | None:
+    """The text up to its last finished top-level statement, or None when the completion adds none.
+
+    A completion that hit its length limit ends anywhere; what it was in the middle of is dropped
+    from the last line that starts at the margin.
+    """
+    text = prompt + completion
+    if finished:
+        return text
+    lines = text.split("\n")
+    starts = [i for i, line in enumerate(lines) if line and not line[0].isspace()]
+    # A closing bracket at the margin ends a statement and does not start one.
+    starts = [i for i in starts if lines[i][0] not in ")]}"]
+    kept = "\n".join(lines[: starts[-1]]) if starts else ""
+    return kept if len(kept) > len(prompt) else None
+
+
+def parses(source: str | None) -> bool:
+    """Whether ``ast.parse`` accepts the source."""
+    if source is None:
+        return False
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def judge(gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence[float]) -> Quality:
+    """Compare the figures with the gate."""
+    parse_share, distinct_mean = mean(parsed), mean(distinct)
+    missed = []
+    if parse_share < gate.parse:
+        missed.append(f"{parse_share:.2f} of its completions parse (gate {gate.parse:g})")
+    if distinct_mean < gate.distinct:
+        missed.append(f"{distinct_mean:.2f} of its tokens are distinct (gate {gate.distinct:g})")
+    figures = f"loss {loss:.3f} nats/token, {parse_share:.2f} parse, {distinct_mean:.2f} distinct"
+    verdict = f"only {' and only '.join(missed)}" if missed else figures
+    return Quality(
+        loss=loss,
+        parse=parse_share,
+        distinct=distinct_mean,
+        completions=len(parsed),
+        passed=not missed,
+        verdict=verdict,
+    )
+
+
+def read_figures(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none or a damaged one."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

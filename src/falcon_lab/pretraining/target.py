@@ -1,0 +1,138 @@
+"""Targets by name: built in, pre-trained by a recipe, or loaded from the hub or a folder.
+
+A pre-trained target is made once and kept in the cache under the fingerprint of its recipe. Its
+making can be killed at any moment: the same call goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from falcon_lab.config.schema import PretrainingConfig, TargetConfig
+from falcon_lab.fields import read_yaml, resolve
+from falcon_lab.files import cache_folder
+from falcon_lab.pretraining.quality import read_figures
+
+log = logging.getLogger(__name__)
+
+BUILT_IN = ("tiny-code",)
+
+Announce = Callable[[str], None]
+"""Takes one line that tells the user what is happening."""
+
+
+def built_in_recipe(name: str) -> PretrainingConfig:
+    """The recipe that ships with the package."""
+    shipped = resources.files("falcon_lab.pretraining").joinpath(f"recipes/{name}.yaml")
+    with resources.as_file(shipped) as path:
+        tree, _ = read_yaml(path)
+    return resolve(PretrainingConfig, tree)
+
+
+def recipe_of(config: TargetConfig) -> PretrainingConfig | None:
+    """The recipe a target is pre-trained with, or None for one that is loaded."""
+    if config.pretraining is not None:
+        return config.pretraining
+    return built_in_recipe(config.name) if config.name in BUILT_IN else None
+
+
+def recipe_fingerprint(recipe: PretrainingConfig) -> str:
+    """Twelve hex digits that change with whatever changes the weights."""
+    from falcon_lab.data.corpora import corpus_fingerprint
+
+    facts = dataclasses.asdict(recipe)
+    for judged_later in ("gate", "checkpoint_every"):
+        del facts[judged_later]
+    facts["corpus_fingerprint"] = corpus_fingerprint(recipe.corpus)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def target_folder(name: str, recipe: PretrainingConfig) -> Path:
+    """Where the finished target of a recipe is kept."""
+    label = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+    return cache_folder() / "targets" / f"{label}-{recipe_fingerprint(recipe)}"
+
+
+def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
+    """The target of a configuration: trained first if need be.
+
+    Raises:
+        FalconLabError: when it cannot be loaded, with the reason.
+    """
+    from falcon_lab.model.loading import load_target
+
+    recipe = recipe_of(config)
+    if recipe is None:
+        return load_target(config, announce)
+    folder = target_folder(config.name, recipe)
+    ensure_pretrained(config.name, recipe, folder, announce)
+    loaded = dataclasses.replace(config, name=str(folder), pretraining=None)
+    target = load_target(loaded, announce)
+    target.name = config.name
+    return target
+
+
+def ensure_pretrained(
+    name: str, recipe: PretrainingConfig, folder: Path, announce: Announce
+) -> None:
+    """Train the target unless ``folder`` holds it already. Two processes do not both train it.
+
+    In a distributed training the first process of each machine does, and the others wait.
+    """
+    while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails
+        time.sleep(0.2)
+    if is_finished(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder) + ".lock"):
+        if is_finished(folder):
+            return
+        partial = folder.with_name(folder.name + ".partial")
+        if folder.exists():  # damaged since: what is whole in it is kept
+            shutil.rmtree(partial, ignore_errors=True)
+            folder.rename(partial)
+        announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
+        train_target(name, recipe, partial, announce)
+        shutil.rmtree(partial / "checkpoints", ignore_errors=True)
+        partial.rename(folder)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a target with its judgement, which is written last."""
+    return read_figures(folder / "quality.json") is not None
+
+
+def is_worker() -> bool:
+    """Whether another process of this machine leads."""
+    return os.environ.get("LOCAL_RANK", "0") != "0"
+
+
+def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
+    """Tokenizer, model, training, judgement: leaves a Hugging Face folder with quality.json."""
+    from falcon_lab.pretraining.training import judged_quality, trained_model, trained_tokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = trained_tokenizer(recipe, folder)
+    model = trained_model(recipe, tokenizer, folder)
+    quality = judged_quality(name, recipe, model, tokenizer, folder)
+    announce(f"target {name}: {quality.sentence}")
+
+
+def stored_quality(config: TargetConfig) -> dict[str, Any] | None:
+    """``quality.json`` of a pre-trained target; None for one that was loaded from elsewhere."""
+    recipe = recipe_of(config)
+    if recipe is None:
+        return None
+    return read_figures(target_folder(config.name, recipe) / "quality.json")

@@ -1,0 +1,260 @@
+"""Targets that are trained from scratch on first use.
+
+Shapes: B batch, T tokens, V vocabulary.
+
+The steps of making a target: tokenizer, training, judgement.
+
+Each leaves its product in the folder, so that a killed making goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from falcon_lab.config.schema import DataConfig, ModelShape, PretrainingConfig, PromptsConfig
+from falcon_lab.data.corpora import corpus
+from falcon_lab.data.datamodule import FalconDataModule
+from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.packing import Batch
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.distill.training import train
+from falcon_lab.errors import FalconLabError
+from falcon_lab.measure.prompts import load_prompts
+from falcon_lab.measure.results import write_atomically
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.masks import packed_mask
+from falcon_lab.model.target import Target
+from falcon_lab.pretraining.quality import (
+    Quality,
+    complete_part,
+    distinct_share,
+    judge,
+    parses,
+    read_figures,
+)
+from falcon_lab.sampling import Sampling
+
+
+def build_model(shape: ModelShape, tokenizer: Any, *, seed: int) -> LlamaForCausalLM:
+    """A randomly initialised Llama of the given shape with tied embeddings."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def next_token_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, int]:
+    """Sum of the next-token cross-entropy in nats, and the number of tokens it is over.
+
+    ``logits`` are ``[B, T, V]``. Tokens count where the mask says so and the token before them is
+    of the same document.
+    """
+    counts = batch.loss_mask[:, 1:] & (batch.documents[:, 1:] == batch.documents[:, :-1])
+    loss = F.cross_entropy(
+        logits[:, :-1][counts].float(), batch.tokens[:, 1:][counts], reduction="sum"
+    )
+    return loss, int(counts.sum())
+
+
+def matrices_and_rest(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """AdamW's parameter groups: only matrices decay."""
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+
+
+class Pretraining(L.LightningModule):
+    """Next-token training of a target on packed documents."""
+
+    def __init__(self, model: LlamaForCausalLM, recipe: PretrainingConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        # A view on the same weights; a tuple, so that they are not registered a second time.
+        self._backbone = (Backbone(model.base_model),)
+        self.save_hyperparameters({"recipe": asdict(recipe)})
+
+    def loss_of(self, batch: Batch) -> tuple[Tensor, int]:
+        """Summed loss of a batch and the tokens it is over."""
+        hidden = self._backbone[0](
+            tokens=batch.tokens,
+            positions=batch.positions,
+            mask=packed_mask(batch.documents),
+        )
+        return next_token_loss(self.model.lm_head(hidden), batch)
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        """One batch; stops the run when the loss is no number any more."""
+        total, count = self.loss_of(batch)
+        loss = total / max(count, 1)
+        if not math.isfinite(loss.item()):
+            raise FalconLabError(
+                f"target pre-training: the loss is {loss.item()} at step {self.global_step}; "
+                f"lower target.pretraining.lr (now {self.recipe.lr:g})"
+            )
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """AdamW, linear warm-up, then cosine to nothing."""
+        recipe = self.recipe
+        optimizer = torch.optim.AdamW(
+            matrices_and_rest(self.model, recipe.weight_decay), lr=recipe.lr, betas=(0.9, 0.95)
+        )
+
+        def factor(step: int) -> float:
+            if step < recipe.warmup_steps:
+                return (step + 1) / recipe.warmup_steps
+            progress = (step - recipe.warmup_steps) / max(recipe.steps - recipe.warmup_steps, 1)
+            return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+
+MARK = "tokenizer_config.json"
+"""The file of a saved tokenizer by which it is known."""
+
+TOKENIZER_DOCUMENTS = 1000
+"""Merges are learnt from this many documents: more change little and cost much."""
+
+
+def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
+    """The recipe's tokenizer, trained unless the folder holds it."""
+    if not (folder / MARK).exists():
+        documents = corpus(
+            recipe.corpus,
+            split="train",
+            limit=min(recipe.documents, TOKENIZER_DOCUMENTS),
+            seed=recipe.seed,
+        )
+        texts = [document.text or "" for document in documents]
+        trained = train_tokenizer(texts, recipe.vocabulary)
+        trained.model_max_length = recipe.model.max_positions
+        save_whole(trained, folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def save_whole(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer so that a kill leaves no half of it: the file that is looked for is last."""
+    with TemporaryDirectory(dir=folder, prefix="tokenizer-") as place:
+        tokenizer.save_pretrained(place)
+        for file in sorted(Path(place).iterdir(), key=lambda file: file.name == MARK):
+            file.replace(folder / file.name)
+
+
+def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
+    """Packed batches of the recipe's corpus."""
+    config = DataConfig(
+        corpus=recipe.corpus,
+        documents=recipe.documents,
+        length=recipe.length,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+    )
+    return FalconDataModule(config, tokenizer, max_positions=recipe.model.max_positions)
+
+
+def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> LlamaForCausalLM:
+    """The recipe's model, trained; with its held-out loss in ``loss.json``."""
+    if read_figures(folder / "loss.json"):
+        return LlamaForCausalLM.from_pretrained(folder)
+    model = build_model(recipe.model, tokenizer, seed=recipe.seed)
+    data = data_of(recipe, tokenizer)
+    trainer = train(
+        Pretraining(model, recipe),
+        data,
+        {
+            "max_steps": recipe.steps,
+            "gradient_clip_val": 1.0,
+            "limit_val_batches": 0,
+            "devices": 1,  # small, and other processes would wait for the same target
+        },
+        folder,
+        None,
+        recipe.checkpoint_every,
+    )
+    if trainer.is_global_zero:
+        model.eval().save_pretrained(folder)
+        loss = held_out_loss(model, data)
+        write_atomically(folder / "loss.json", json.dumps({"nats_per_token": loss}))
+    return model
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, data: FalconDataModule) -> float:
+    """Nats per token over the validation sequences."""
+    module = Pretraining(model, PretrainingConfig())
+    sums = [module.loss_of(batch) for batch in data.val_dataloader()]
+    return float(sum(total for total, _ in sums)) / max(1, sum(count for _, count in sums))
+
+
+def judged_quality(
+    name: str, recipe: PretrainingConfig, model: LlamaForCausalLM, tokenizer: Any, folder: Path
+) -> Quality:
+    """Judge the target by greedy completions of held-out prompts; written to ``quality.json``."""
+    loss = json.loads((folder / "loss.json").read_text("utf-8"))["nats_per_token"]
+    target = Target(model, tokenizer, name=name)
+    prompts = load_prompts(
+        PromptsConfig(name="heldout", limit=recipe.gate.prompts),
+        corpus=recipe.corpus,
+        tokenizer=tokenizer,
+        seed=recipe.seed + 1,  # not the prompts that speed is measured on
+    )
+    answers = [complete(target, prompt.turns[0], recipe.gate.max_new_tokens) for prompt in prompts]
+    judged = judge(
+        recipe.gate,
+        loss=loss,
+        parsed=[
+            parses(complete_part(prompt.turns[0], text, finished=finished))
+            for prompt, (_, text, finished) in zip(prompts, answers, strict=True)
+        ],
+        distinct=[distinct_share(tokens) for tokens, _, _ in answers],
+    )
+    write_atomically(folder / "quality.json", json.dumps(judged.as_dict(), indent=2))
+    return judged
+
+
+def complete(target: Target, prompt: str, max_new_tokens: int) -> tuple[list[int], str, bool]:
+    """Greedy completion: tokens, text, and whether the target ended it itself."""
+    tokenizer = target.tokenizer
+    generation = PlainEngine(target).generate(
+        tokenizer(prompt, return_tensors="pt")["input_ids"][0].to(target.device),
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(),
+        generator=torch.Generator(target.device),
+        stop=StopCondition(target.eos_ids, [], tokenizer),
+    )
+    text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
+    return generation.tokens, text, generation.finish == "eos"

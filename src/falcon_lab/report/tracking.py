@@ -1,0 +1,301 @@
+"""Where a run is recorded: a history file always, Weights & Biases when it can.
+
+W&B is offline unless told otherwise, and imported only when it is used. That it fails offline
+never ends a run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.measure.results import write_atomically
+from falcon_lab.report.tree_drawing import draw_svg, draw_text
+from falcon_lab.studies.evaluate import named, number
+
+if TYPE_CHECKING:
+    from falcon_lab.config.schema import Experiment, WandbConfig
+
+MODES = ("offline", "online", "disabled")
+HISTORY = "history.jsonl"
+RUN_ID = "wandb-run-id"
+
+
+def wandb_mode(configured: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """``WANDB_MODE``, else what the experiment says, else online in a sweep, else offline.
+
+    An offline sweep run would tell the sweep's controller nothing, hence the third rule.
+
+    Raises:
+        FalconLabError: for a mode that W&B does not have.
+    """
+    mode = environment.get("WANDB_MODE") or configured
+    if not mode:
+        return "online" if environment.get("WANDB_SWEEP_ID") else "offline"
+    mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)  # W&B's older names
+    if mode not in MODES:
+        raise FalconLabError(f"wandb.mode is {mode!r}; choose one of {', '.join(MODES)}")
+    return mode
+
+
+def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.environ) -> Path:
+    """The experiment's ``out``; inside a sweep each run has one of its own, named by its W&B id."""
+    run = environment.get("WANDB_RUN_ID")
+    if environment.get("WANDB_SWEEP_ID") and run:
+        return Path(f"{experiment.out}-{run}")
+    return Path(experiment.out)
+
+
+def run_id(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """The W&B id of the run in ``folder``: kept there, so that a resumed run goes on as itself."""
+    given = environment.get("WANDB_RUN_ID")
+    file = folder / RUN_ID
+    if not given and file.exists() and (kept := file.read_text(encoding="utf-8").strip()):
+        return kept
+    chosen = given or secrets.token_hex(4)
+    write_atomically(file, chosen + "\n")
+    return chosen
+
+
+@dataclass
+class Tracking:
+    """The loggers of one run.
+
+    Attributes:
+        loggers: for the Trainer.
+        history: file of the training curves.
+        mode: of W&B; ``disabled`` also when it could not be started.
+        wandb: Lightning's ``WandbLogger``, or None.
+    """
+
+    loggers: list[Any]
+    history: Path
+    mode: str
+    wandb: Any = None
+
+    @property
+    def offline_folder(self) -> Path | None:
+        """Folder of the offline run, for ``wandb sync``; None when there is none."""
+        if self.mode != "offline" or self.wandb is None:
+            return None
+        return Path(str(self.wandb.experiment.settings.sync_dir))
+
+    def log_results(self, results: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> None:
+        """Summary metrics ``decode/*`` and the tables ``decode/requests`` and ``decode/trees``."""
+        if self.wandb is not None:
+            with _forgiving(self):
+                _log_results(self.wandb.experiment, results, trees)
+
+    def log_drafter(
+        self, folder: Path, *, head: str, target: str, metadata: Mapping[str, Any]
+    ) -> None:
+        """The saved drafter as the artifact ``drafter-<head>-<target>``; online alone.
+
+        (Offline, W&B would copy it to a staging folder that nobody empties.)
+        """
+        if self.wandb is None or self.mode != "online":
+            return
+        import wandb
+
+        name = f"drafter-{head}-{target}".replace("/", "-")
+        artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
+        artifact.add_dir(str(folder))
+        self.wandb.experiment.log_artifact(artifact, aliases=["last"])
+
+    def finish(self, *, failed: bool = False) -> None:
+        """Close the W&B run."""
+        if self.wandb is not None:
+            with _forgiving(self):
+                self.wandb.experiment.finish(exit_code=int(failed))
+
+
+def start_tracking(
+    folder: Path,
+    config: WandbConfig,
+    experiment: Mapping[str, Any],
+    *,
+    job_type: str = "train",
+) -> Tracking:
+    """Loggers for a run in ``folder``, which is made if need be.
+
+    Args:
+        folder: of the run.
+        config: the experiment's ``wandb`` section.
+        experiment: the whole resolved experiment as plain nested values, overrides applied. A
+            sweep puts its own flat keys beside it; both then say the same.
+        job_type: ``train`` or ``bench``.
+
+    Raises:
+        FalconLabError: when W&B was asked to be online and cannot be.
+    """
+    from falcon_lab.report.history import HistoryLogger
+
+    folder.mkdir(parents=True, exist_ok=True)
+    history = HistoryLogger(folder / HISTORY)
+    tracking = Tracking([history], history.path, wandb_mode(config.mode))
+    if tracking.mode == "disabled":
+        return tracking
+    try:
+        tracking.wandb = _wandb_logger(folder, config, experiment, tracking.mode, job_type)
+    except Exception as error:  # W&B raises errors of many families
+        if tracking.mode == "online":
+            raise FalconLabError(
+                f"W&B cannot go online ({_one_line(error)}); run `wandb login`, or set "
+                "WANDB_MODE=offline"
+            ) from error
+        _give_up(tracking, error)
+    else:
+        tracking.loggers.append(tracking.wandb)
+    return tracking
+
+
+def _wandb_logger(
+    folder: Path, config: WandbConfig, experiment: Mapping[str, Any], mode: str, job_type: str
+) -> Any:
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    # Its closing summary would drown our table. Online it still says the run's address.
+    settings = wandb.Settings(silent=mode == "offline", quiet=True)
+    name = experiment.get("name")
+    logger = WandbLogger(
+        name=name,
+        project=config.project,
+        save_dir=folder,
+        id=run_id(folder),
+        mode=mode,
+        resume="allow",
+        entity=config.entity,
+        group=config.group or name,
+        tags=list(config.tags),
+        job_type=job_type,
+        config=dict(experiment),
+        settings=settings,
+    )
+    run = logger.experiment  # starts W&B, here and not in mid-training
+    if hasattr(run, "define_metric"):  # other processes of a distributed run get a dummy
+        run.define_metric("decode/mean_accepted", summary="max")
+        run.define_metric("decode/speedup", summary="max")
+        run.define_metric("val/loss", summary="min")
+    return logger
+
+
+class _forgiving:
+    """A with-block in which an offline W&B may fail; online the error is the user's to know."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self.tracking = tracking
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception) or self.tracking.mode == "online":
+            return False
+        _give_up(self.tracking, error)
+        return True
+
+
+def _give_up(tracking: Tracking, error: Exception) -> None:
+    """Go on without W&B, and say so."""
+    warnings.warn(
+        f"W&B failed and is left out of this run: {_one_line(error)}. Curves are in "
+        f"{tracking.history}; wandb.mode=disabled silences this.",
+        stacklevel=3,
+    )
+    tracking.loggers[:] = [log for log in tracking.loggers if log is not tracking.wandb]
+    tracking.wandb, tracking.mode = None, "disabled"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def decode_metrics(results: Mapping[str, Any]) -> dict[str, float]:
+    """``decode/*``: the headline method's figures, and ``decode/<method>/*`` for every method.
+
+    ``decode/mean_accepted`` counts the bonus token (τ, 1 + accepted/rounds), as vLLM does.
+    """
+    metrics: dict[str, float] = {}
+    for name, summary in results["methods"].items():
+        found = _method_metrics(summary)
+        metrics |= {f"decode/{name.replace(' ', '_')}/{key}": v for key, v in found.items()}
+        if name == results["headline"]:
+            metrics |= {f"decode/{key}": value for key, value in found.items()}
+    return metrics
+
+
+def _method_metrics(s: Mapping[str, Any]) -> dict[str, float]:
+    speedup = s["speedup"] or {}
+    rounds = s["rounds"] or 1
+    per_round = s["new_tokens"] / rounds
+    milliseconds = s["milliseconds_per_token"]
+    found = {
+        "mean_accepted": s["tau"],
+        "mean_accepted_draft": s["tau_draft"],
+        "alpha": s["alpha"],
+        "tokens_per_second": s["tokens_per_second"],
+        "speedup": speedup.get("ratio"),
+        "speedup_low": speedup.get("low"),
+        "speedup_high": speedup.get("high"),
+        "tree_nodes": s["nodes_per_round"],
+        "passes": s["passes_per_round"],
+        "lossless": _lossless(s),
+        "divergence_rate": s["divergence_rate"],
+    }
+    for part in ("draft", "verify", "accept_commit", "overhead"):
+        if part in milliseconds:
+            found[f"{part}_ms"] = milliseconds[part] * per_round
+    for place, share in enumerate(s["acceptance"], start=1):
+        found[f"acceptance_at_position_{place}"] = share
+    return {key: float(value) for key, value in found.items() if value is not None}
+
+
+def _lossless(s: Mapping[str, Any]) -> bool | None:
+    """What was found; a lossy rule is lossy whatever was found."""
+    if not s["lossless"]:
+        return False
+    return None if s["identical_share"] is None else s["identical_share"] == 1
+
+
+def _log_results(run: Any, results: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> None:
+    import wandb
+
+    requests = wandb.Table(
+        columns=["prompt", "category", "method", "tokens", "accepted", "tok/s", "identical", "text"]
+    )
+    for row in results["rows"]:
+        requests.add_data(*_request(row, results["methods"]))
+    drawn = wandb.Table(columns=["prompt", "method", "round", "accepted", "tree"])
+    for tree in trees:
+        accepted = len(tree["accepted"]) - 1
+        method = named(tree.get("method"), results["methods"])
+        drawn.add_data(tree.get("prompt"), method, tree.get("round"), accepted, draw_text(tree))
+    logged: dict[str, Any] = {"decode/requests": requests, "decode/trees": drawn}
+    # A picture inside a table would be lost in an offline run's own files.
+    pictures = [wandb.Html(draw_svg(tree), inject=False) for tree in trees]
+    if pictures:
+        logged["decode/tree"] = pictures
+    run.log(decode_metrics(results) | logged)
+
+
+def _request(row: Mapping[str, Any], methods: Mapping[str, Any]) -> tuple[Any, ...]:
+    accepted = [a for turn in row["turns"] for a in turn["rounds"]["accepted"]]
+    wall = sum(turn["times"]["wall"] for turn in row["turns"])
+    mean = sum(accepted) / len(accepted) if accepted else None
+    return (
+        row["prompt"],
+        row["category"],
+        named(row["method"], methods),
+        row["new_tokens"],
+        number(mean, 2),
+        row["new_tokens"] / wall,
+        row["identical"],
+        "\n\n".join(turn["text"] for turn in row["turns"]),
+    )

@@ -1,1 +1,0 @@
-"""results.json, report.html and experiment tracking."""

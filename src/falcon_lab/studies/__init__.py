@@ -1,0 +1,1 @@
+"""The measurements: evaluate, compare, tune and bench."""

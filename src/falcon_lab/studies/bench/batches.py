@@ -1,0 +1,290 @@
+"""Throughput against batch size as a picture.
+
+Throughput against the number of sequences that are decoded side by side.
+
+Shapes: B sequences at a time, P prompt tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.config.load import to_plain
+from falcon_lab.config.schema import Experiment
+from falcon_lab.decoding.batch_engine import BatchEngine
+from falcon_lab.decoding.generation import Generation
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import replacing
+from falcon_lab.measure import provenance
+from falcon_lab.measure.benchmark import torch_threads
+from falcon_lab.measure.engines import build_methods, prompts_of, sampling_of, stop_of
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.pretraining.target import ensure_target
+from falcon_lab.report.plots import BASELINE, COLOURS, STYLE
+from falcon_lab.studies.bench.loops import PLAIN
+from falcon_lab.studies.evaluate import align, name_of, number
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.engine import SpeculativeEngine
+    from falcon_lab.decoding.generation import Seconds
+
+
+def write_plot(path: Path, results: Mapping[str, Any]) -> Path:
+    """A PNG: tokens a second of every method, and what it is over plain decoding of that size."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    methods, sizes = results["methods"], results["sizes"]
+    drafting = dict(zip([name for name in methods if name != PLAIN], COLOURS, strict=False))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=110)
+        speed, ratio = figure.subplots(1, 2)
+        plain = [one["tokens_per_second"] for one in methods[PLAIN]["batches"]]
+        for name, found in methods.items():
+            colour = drafting.get(name, BASELINE)
+            points = [one["tokens_per_second"] for one in found["batches"]]
+            over = [point / base for point, base in zip(points, plain, strict=True)]
+            speed.plot(
+                sizes, points, marker="o", markersize=4, color=colour, label=name_of(name, found)
+            )
+            ratio.plot(sizes, over, marker="o", markersize=4, color=colour)
+        speed.set_title("Tokens a second")
+        ratio.set_title("Over plain decoding of the same size")
+        speed.legend()
+        for panel in (speed, ratio):
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(sizes, [str(size) for size in sizes])
+            panel.minorticks_off()
+            panel.set_ylim(bottom=0)
+            panel.set_xlabel("sequences side by side")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": None})
+    return path
+
+
+ALONE = 0
+"""Stands for the engine that knows one sequence, where a size is asked for."""
+
+WARM = 4
+"""New tokens of a warm-up."""
+
+
+@dataclass
+class Job:
+    """One method at one size.
+
+    Attributes:
+        method: its name.
+        size: B, or ``ALONE``.
+        answer: lets it answer so many prompts, with so many new tokens at most.
+        seconds: wall time of every repeat.
+        texts: of the last one.
+    """
+
+    method: str
+    size: int
+    answer: Callable[[int, int], list[Generation]]
+    seconds: list[float] = field(default_factory=list)
+    texts: list[Generation] = field(default_factory=list)
+
+
+def bench_batches(
+    experiment: Experiment,
+    sizes: Sequence[int],
+    *,
+    announce: Callable[[str], None],
+    clock: str = "wall",
+) -> dict[str, Any]:
+    """Let plain decoding and every method answer all prompts at every size, in turns.
+
+    Args:
+        experiment: target, prompts (their first turns), lengths, repeats, methods.
+        sizes: of batches.
+        announce: takes one line for the user at a time.
+        clock: ``wall``, or ``cpu``: the time that a core worked for this process, which a machine
+            that does other things too does not stretch. For one thread without a GPU.
+
+    Returns:
+        ``date``, ``command``, ``versions``, ``hardware``, ``git``, ``target``, ``experiment``,
+        ``prompts`` (how many), ``sizes``, ``clock``, ``left_out``, and ``methods``: each with its
+        ``label``, ``lossless``, ``alone`` (the engine for one sequence) and ``batches``, a point
+        for every size: ``size``, ``tokens``, median ``seconds`` and those of all ``repeats``,
+        ``tokens_per_second``, ``tau``, ``identical`` (share of the texts that are plain
+        decoding's alone) and ``split`` (share of the parts of the time, in %).
+
+    Raises:
+        FalconLabError: for whatever the user can mend.
+    """
+    if clock not in ("wall", "cpu"):
+        raise FalconLabError(f"clock is wall or cpu, not {clock!r}")
+    target = ensure_target(experiment.target, announce)
+    built = build_methods(experiment, target, load_components(), Path())
+    plain = PlainEngine(target, decoding=experiment.decoding)
+    engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: plain, **built.engines}
+    prompts = [prompt.tokens([]) for prompt in prompts_of(experiment, target)]
+    jobs = [
+        Job(name, size, answering(engine, size, prompts, experiment))
+        for name, engine in engines.items()
+        for size in (ALONE, *sizes)
+    ]
+    with torch_threads(experiment.evaluation.threads):
+        hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+        now = time.process_time if clock == "cpu" else partial(_wall_clock, target.device)
+        run(jobs, len(prompts), experiment, now, announce)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": provenance.command_line(),
+        "versions": provenance.versions(),
+        "hardware": hardware,
+        "git": provenance.git_state(),
+        "target": provenance.target_of(target) | {"lean": target.backbone.lean is not None},
+        "experiment": to_plain(experiment),
+        "prompts": len(prompts),
+        "sizes": list(sizes),
+        "clock": clock,
+        "left_out": built.left_out,
+        "methods": {
+            name: {"label": built.labels.get(name, name), "lossless": engine.lossless}
+            | points_of(name, jobs)
+            for name, engine in engines.items()
+        },
+    }
+
+
+def answering(
+    engine: PlainEngine | SpeculativeEngine,
+    size: int,
+    prompts: Sequence[Tensor],
+    experiment: Experiment,
+) -> Callable[[int, int], list[Generation]]:
+    """What a job does; every prompt has a seed of its own, whatever the size."""
+    target, seed = engine.target, experiment.evaluation.seed
+    shared: dict[str, Any] = {
+        "sampling": sampling_of(experiment),
+        "stop": stop_of(experiment, target),
+    }
+
+    def answer(count: int, tokens: int) -> list[Generation]:
+        asked = prompts[:count]
+        draws = [
+            torch.Generator(target.device).manual_seed(seed + 1_000_003 * place)
+            for place in range(len(asked))
+        ]
+        if size == ALONE:
+            return [
+                engine.generate(prompt, max_new_tokens=tokens, generator=generator, **shared)
+                for prompt, generator in zip(asked, draws, strict=True)
+            ]
+        batch = BatchEngine(engine, size)
+        return batch.generate(asked, max_new_tokens=tokens, generators=draws, **shared)
+
+    return answer
+
+
+def run(
+    jobs: Sequence[Job],
+    prompts: int,
+    experiment: Experiment,
+    now: Callable[[], float],
+    announce: Callable[[str], None],
+) -> None:
+    """Warm every job up; then all of them in turns, each repeat beginning with another one."""
+    announce(f"warming up {len(jobs)} methods and sizes")
+    for job in jobs:
+        job.answer(job.size + 1, WARM)
+    repeats = max(1, experiment.evaluation.repeats)
+    for repeat in range(repeats):
+        announce(f"repeat {repeat + 1} of {repeats}")
+        first = repeat * len(jobs) // repeats
+        for job in [*jobs[first:], *jobs[:first]]:
+            begin = now()
+            job.texts = job.answer(prompts, experiment.evaluation.max_new_tokens)
+            job.seconds.append(now() - begin)
+
+
+def points_of(method: str, jobs: Sequence[Job]) -> dict[str, Any]:
+    """A method's figures: ``alone`` and ``batches``."""
+    truth = next(job.texts for job in jobs if (job.method, job.size) == (PLAIN, ALONE))
+    points = [point(job, truth) for job in jobs if job.method == method]
+    return {
+        "alone": next(one for one in points if one["size"] == ALONE),
+        "batches": [one for one in points if one["size"] != ALONE],
+    }
+
+
+def point(job: Job, truth: Sequence[Generation]) -> dict[str, Any]:
+    """The figures of one method at one size."""
+    tokens = sum(len(text.tokens) for text in job.texts)
+    rounds = [one for text in job.texts for one in text.rounds]
+    emitted = sum(one.emitted for one in rounds)
+    right = sum(ours.tokens == text.tokens for ours, text in zip(job.texts, truth, strict=True))
+    return {
+        "size": job.size,
+        "tokens": tokens,
+        "seconds": median(job.seconds),
+        "repeats": job.seconds,
+        "tokens_per_second": tokens / median(job.seconds),
+        "tau": emitted / len(rounds) if rounds else None,
+        "identical": right / len(truth),
+        "split": split([text.seconds for text in job.texts]),
+    }
+
+
+def split(seconds: Sequence[Seconds]) -> dict[str, float]:
+    """Share of every part of the time, reading prompts included, in %."""
+    names = [each.name for each in fields(seconds[0]) if each.name != "total"]
+    parts = {name: sum(getattr(one, name) for one in seconds) for name in names}
+    whole = sum(parts.values())
+    return {name: 100 * taken / whole for name, taken in parts.items()}
+
+
+def format_batches(results: Mapping[str, Any]) -> str:
+    """Tokens a second by size, and how much more than plain decoding of the same size."""
+    header = ["tok/s (over plain)", "alone", *(f"B = {size}" for size in results["sizes"])]
+    plain = _speeds(results["methods"][PLAIN])
+    rows = []
+    for name, found in results["methods"].items():
+        ratios = zip(_speeds(found), plain, strict=True)
+        cells = [f"{number(speed, 0)} ({speed / base:.2f}×)" for speed, base in ratios]
+        rows.append([name_of(name, found), *cells])
+    notes = [
+        f"{results['prompts']} prompts, all of the time counted; alone: the engine for one "
+        "sequence.",
+        *(["Seconds of a core, not of the clock on the wall."] * (results["clock"] == "cpu")),
+        *_differing(results),
+        *(f"Left out: {name} ({why})" for name, why in results["left_out"].items()),
+    ]
+    return "\n\n".join([align([tuple(header), *map(tuple, rows)]), "\n".join(notes)])
+
+
+def _speeds(found: Mapping[str, Any]) -> list[float]:
+    return [one["tokens_per_second"] for one in (found["alone"], *found["batches"])]
+
+
+def _differing(results: Mapping[str, Any]) -> list[str]:
+    """Where texts are not plain decoding's, though they should be."""
+    if results["experiment"]["evaluation"]["temperature"]:
+        return []
+    return [
+        f"! {name}, B = {one['size']}: {one['identical']:.0%} of the texts are plain decoding's"
+        for name, found in results["methods"].items()
+        for one in (found["alone"], *found["batches"])
+        if found["lossless"] and one["identical"] < 1
+    ]
+
+
+def _wall_clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

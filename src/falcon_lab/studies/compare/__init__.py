@@ -1,0 +1,1 @@
+"""Several heads, trained and measured alike."""

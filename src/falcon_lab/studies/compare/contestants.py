@@ -1,0 +1,251 @@
+"""The trainings of a comparison: each an ordinary run, in a folder of its own.
+
+The trained drafters of a comparison, all in one process, and their engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from falcon_lab import experiment
+from falcon_lab.config.schema import Experiment, MethodConfig, Node
+from falcon_lab.decoding.compiling import choose_drafter
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.drafters.saved import WEIGHTS, read_config
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import Drafter
+from falcon_lab.measure.engines import drafter_of, engine_of, label
+from falcon_lab.report.history import read_history
+from falcon_lab.report.tracking import HISTORY
+from falcon_lab.run import Run
+from falcon_lab.studies.compare.budgets import NodeBudget
+from falcon_lab.studies.compare.plan import Head, Plan
+
+if TYPE_CHECKING:
+    from falcon_lab.model.target import Target
+    from falcon_lab.plugins.discovery import Components
+
+PART = "train/time/"
+
+
+def train_heads(plan: Plan, announce: Callable[[str], None]) -> None:
+    """Train every head with every seed, as far as that has not been done.
+
+    Raises:
+        FalconLabError: a folder holds a drafter of other settings, or a training went astray.
+    """
+    pending = len(plan.pending)
+    for head in (head for head in plan.heads if not head.drafters_of):
+        for seed, run in head.experiments.items() if head.trains else ():
+            experiment.keep_to_one_device(run)
+            if head.trained(seed):
+                with Run.open(run, announce=announce):
+                    continue  # its settings are those of the folder
+            announce(f"== {head.name}, seed {seed} ({pending} to train)")
+            pending -= 1
+            experiment.run(run, announce=announce)
+
+
+def training_facts(head: Head, seed: int) -> dict[str, Any]:
+    """What a training took: steps, tokens read, and seconds, as far as they are known.
+
+    Seconds are the mean of the steps whose time was logged, times the steps: what the machine does
+    between steps (validation, checkpoints) is not the head's.
+    """
+    from falcon_lab.distill.stage import training_steps
+
+    run = head.experiments[seed]
+    steps = training_steps(run.trainer)
+    folder = head.folders[seed].parent
+    logged = [
+        sum(value for key, value in record.items() if key.startswith(PART))
+        for record in read_history(folder / HISTORY)
+        if any(key.startswith(PART) for key in record)
+    ]
+    return {
+        "seed": seed,
+        "folder": str(folder),
+        "steps": steps,
+        "tokens": steps * tokens_a_step(run),
+        "seconds": steps * sum(logged) / len(logged) if logged else None,
+    }
+
+
+def tokens_a_step(run: Experiment) -> int:
+    """Tokens of the target's passes for one optimiser step."""
+    batches = int(run.trainer.get("accumulate_grad_batches", 1) or 1)
+    return run.data.batch_size * run.data.length * batches
+
+
+Budgets = Mapping[str, Sequence[NodeBudget]]
+"""Head -> its budgets, each once."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine of the comparison."""
+
+    head: str
+    budget: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of the engine in the measurement."""
+        return f"{self.head} {self.budget} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A drafter.
+
+    Attributes:
+        head: what it is one of.
+        seed: of its training.
+        drafter: shared by its engines; one of them decodes at a time.
+        node: of the drafter.
+        weights: identifies them; empty for a drafter without weights.
+        others: budget -> a drafter of its own and its node, for a head without weights that spends
+            it so.
+    """
+
+    head: Head
+    seed: int
+    drafter: Drafter
+    node: Node
+    weights: str
+    others: dict[str, tuple[Drafter, Node]] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """Weights of its own; the target's embedding and head are not among them."""
+        if not isinstance(self.drafter, nn.Module):
+            return 0
+        return sum(weight.numel() for weight in self.drafter.parameters())
+
+    def nodes(self, budget: NodeBudget) -> dict[str, Node]:
+        """The components of an engine beside the drafter."""
+        own, tree = self.head.at(budget)
+        return {"tree": tree, "acceptance": own.acceptance, "controller": own.controller}
+
+    def drafting(self, budget: NodeBudget) -> tuple[Drafter, Node]:
+        """The drafter at a budget, and its node."""
+        return self.others.get(budget.word, (self.drafter, self.node))
+
+    def cell(self, budget: NodeBudget) -> Cell:
+        """This drafter with a budget."""
+        return Cell(self.head.name, budget.word, self.seed)
+
+    def label(self, budget: NodeBudget) -> str:
+        """In a few words."""
+        nodes = self.nodes(budget)
+        drafter, node = self.drafting(budget)
+        return label(node, drafter.block, nodes["tree"], nodes["controller"])
+
+
+def load_contestants(
+    plan: Plan, target: Target, components: Components, announce: Callable[[str], None]
+) -> list[Contestant]:
+    """Every head with every seed.
+
+    Raises:
+        FalconLabError: a drafter is not there, or was trained for another target.
+    """
+
+    said = set[str]()
+
+    def once(line: str) -> None:
+        """The seeds of a head have the same to say."""
+        if line not in said:
+            announce(line)
+        said.add(line)
+
+    def drafting(node: Node | None, folder: Path) -> tuple[Drafter, Node]:
+        drafter, found = drafter_of(MethodConfig(drafter=node), target, components, folder)
+        return choose_drafter(drafter, plan.base.decoding, once), found
+
+    found = []
+    for head in plan.heads:
+        for seed in head.seeds:
+            folder = head.folders[seed]
+            if head.trains:
+                drafter, node = drafting(None, folder)
+                found.append(Contestant(head, seed, drafter, node, digest_of(head, seed)))
+                continue
+            drafter, node = drafting(head.experiment.drafter, folder)
+            others = {w: drafting(run.drafter, folder) for w, run in head.spend.items()}
+            found.append(Contestant(head, seed, drafter, node, "", others))
+    return found
+
+
+def digest_of(head: Head, seed: int) -> str:
+    """Names a saved drafter's weights."""
+    with (head.folders[seed] / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def engines_of(
+    contestants: Iterable[Contestant],
+    budgets: Budgets,
+    plan: Plan,
+    target: Target,
+    components: Components,
+) -> dict[Cell, SpeculativeEngine]:
+    """An engine for every drafter and budget that it fits.
+
+    Args:
+        contestants: the drafters.
+        budgets: of every head.
+        plan: says how to decode.
+        target: verifies.
+        components: builds the parts.
+    """
+    engines = {}
+    for contestant in contestants:
+        for budget in budgets[contestant.head.name]:
+            cell, nodes = contestant.cell(budget), contestant.nodes(budget)
+            drafter, _ = contestant.drafting(budget)
+            try:
+                engine = engine_of(drafter, nodes, plan.base, target, components)
+            except FalconLabError as error:
+                raise FalconLabError(f"{cell.head} with {budget.word}: {error}") from error
+            if budget.nodes is None or engine.max_nodes - 1 <= budget.nodes:
+                engines[cell] = engine
+    return engines
+
+
+def made_of(contestants: Iterable[Contestant], budgets: Budgets) -> dict[str, Any]:
+    """Engine -> what decides what it writes and how fast."""
+    return {
+        c.cell(budget).name: {
+            "drafter": c.drafting(budget)[1],
+            "weights": c.weights,
+            **c.nodes(budget),
+        }
+        for c in contestants
+        for budget in budgets[c.head.name]
+    }
+
+
+def same_target(plan: Plan) -> None:
+    """See that all saved drafters were trained for one target, before it is loaded.
+
+    Raises:
+        FalconLabError: two were not; both folders are named.
+    """
+    first: tuple[str, Any] | None = None
+    for head in plan.heads if plan.given else ():
+        for folder in head.folders.values():
+            fingerprint = read_config(folder)["target"]["fingerprint"]
+            if first is not None and first[1] != fingerprint:
+                raise FalconLabError(
+                    f"{first[0]} was trained for the target {first[1]}, and {folder} for "
+                    f"{fingerprint}: drafters are compared on one target"
+                )
+            first = first or (str(folder), fingerprint)

@@ -1,0 +1,263 @@
+"""A comparison's YAML: an experiment with ``heads`` and what else a comparison has.
+
+    base: ../compare.yaml      # optional: what this file does not say is said there
+    heads: {falcon: {drafter: {name: falcon, block: 2}}, …}
+    only: [falcon, medusa]     # of the heads, also of those of the base
+
+All else is an experiment's. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from falcon_lab.config.load import DEFAULT_NAMES, NODES, experiment_of
+from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
+from falcon_lab.config.schema import Experiment
+from falcon_lab.errors import ConfigError, did_you_mean, join
+from falcon_lab.fields import read_yaml, resolve
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
+from falcon_lab.studies.compare.budgets import BEST, parse_budget
+from falcon_lab.studies.compare.config import (
+    COMPARISON_KEYS,
+    DECODING_NODES,
+    HEAD_NODES,
+    SHARED,
+    ComparisonConfig,
+)
+from falcon_lab.studies.compare.paper import check_paper
+from falcon_lab.studies.compare.plan import Head, Plan
+
+BASE = "base"
+HEAD_KEYS = (*HEAD_NODES, "optional", "train", "drafters_of", "spend")
+TRAINING = ("target", "data", "distil")
+
+
+def load_plan(
+    path: Path, overrides: Sequence[str] = (), *, components: Components | None = None
+) -> Plan:
+    """The comparison that a YAML describes.
+
+    Args:
+        path: the YAML.
+        overrides: ``key=value``, as for an experiment; ``heads.NAME.drafter.block=3`` too.
+        components: the registry; None loads what is installed.
+
+    Raises:
+        ConfigError: one line with the file or override, the full key and the nearest known one.
+    """
+    components = components or load_components()
+    origin = Origin(str(path), parse_overrides(overrides))
+    try:
+        tree = _read(path, origin)
+        apply_overrides(tree, origin.overrides, DEFAULT_NAMES)
+        section = {key: tree.pop(key) for key in COMPARISON_KEYS if key in tree}
+        base = experiment_of(deepcopy(tree), components)
+        return _plan(base, resolve(ComparisonConfig, section), tree, components)
+    except ConfigError as error:
+        raise error.at(origin.blame(error)) from None
+
+
+def _read(path: Path, origin: Origin, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The file's tree over that of its base."""
+    own, lines = read_yaml(path)
+    base = own.pop(BASE, None)
+    if base is None:
+        origin.add(path, lines)
+        return own
+    if not isinstance(base, str):
+        raise ConfigError(BASE, f"must be the name of a YAML, not {base!r}", str(path))
+    below = path.parent / base
+    if below.resolve() in above:
+        raise ConfigError(BASE, f"{base} is based on this file itself", str(path))
+    tree = _read(below, origin, above=(*above, path.resolve()))
+    origin.add(path, lines)
+    layer = [Override(key, value, f"{path}: {key}") for key, value in own.items()]
+    apply_overrides(tree, layer, DEFAULT_NAMES)
+    return tree
+
+
+def _plan(
+    base: Experiment, config: ComparisonConfig, tree: Mapping[str, Any], components: Components
+) -> Plan:
+    heads: list[Head] = []
+    left_out: dict[str, str] = {}
+    for name in config.only or config.heads:
+        if name not in config.heads:
+            raise ConfigError("only", f"no head {name!r}{did_you_mean(name, config.heads)}")
+        node = config.heads[name]
+        lender = _lender(name, config)
+        if why := _absent(node, components) or _absent(config.heads.get(lender, {}), components):
+            left_out[name] = why
+            continue
+        head = _Loader(name, node, base, tree, components).head()
+        if lender:
+            owner = _Loader(lender, config.heads[lender], base, tree, components).head()
+            head = _borrowing(head, owner, shared=lender in (config.only or config.heads))
+        heads.append(head)
+    check_paper(config)
+    return finished_plan(base, config, heads, left_out)
+
+
+def finished_plan(
+    base: Experiment,
+    config: ComparisonConfig,
+    heads: list[Head],
+    left_out: dict[str, str] | None = None,
+    *,
+    given: bool = False,
+) -> Plan:
+    """The plan, its budgets read and its numbers checked.
+
+    Raises:
+        ConfigError: without the place.
+    """
+    budgets = [parse_budget(w, f"budgets[{i}]") for i, w in enumerate(config.budgets)]
+    grid = [parse_budget(w, f"tuning.grid[{i}]") for i, w in enumerate(config.tuning.grid)]
+    for key, values in (("budgets", config.budgets), ("temperatures", config.temperatures)):
+        if not values or len(set(map(str, values))) < len(values):
+            raise ConfigError(key, f"is {values}; give at least one, and each once")
+    if any(temperature < 0 for temperature in config.temperatures):
+        raise ConfigError("temperatures", f"is {config.temperatures}; none may be negative")
+    if config.tuning.prompts < 1 or not grid or any(b.word == BEST for b in grid):
+        raise ConfigError("tuning", "needs a prompt at least, and budgets of which none is best")
+    if base.variants:
+        raise ConfigError("variants", "a comparison has heads instead")
+    if not heads:
+        raise ConfigError("heads", "no head is left to be compared")
+    return Plan(base, config, budgets, grid, heads, left_out or {}, given)
+
+
+def _lender(name: str, config: ComparisonConfig) -> str:
+    """The head whose drafters ``name`` takes; empty for one with its own."""
+    node = config.heads[name]
+    if "drafters_of" not in node:
+        return ""
+    key, owner = f"heads.{name}", str(node["drafters_of"])
+    for part in node:
+        if part in HEAD_NODES and part not in DECODING_NODES:
+            raise ConfigError(join(key, part), f"the drafters are those of {owner}, trained there")
+    lenders = [
+        other
+        for other, its in config.heads.items()
+        if "drafters_of" not in its and its.get("train") is not False
+    ]
+    if owner not in lenders:
+        problem = f"no head {owner!r} with trained drafters of its own"
+        raise ConfigError(join(key, "drafters_of"), f"{problem}{did_you_mean(owner, lenders)}")
+    return owner
+
+
+def _borrowing(head: Head, owner: Head, *, shared: bool) -> Head:
+    """The head with the owner's trainings, from which it differs in decoding alone.
+
+    ``shared`` says that the owner is compared too, and looks after them.
+    """
+    own = {part: getattr(head.experiment, part) for part in DECODING_NODES}
+    experiments = {seed: replace(run, **own) for seed, run in owner.experiments.items()}
+    lender = owner.name if shared else ""
+    return replace(
+        head, trains=True, experiments=experiments, folders=owner.folders, drafters_of=lender
+    )
+
+
+def _absent(node: Mapping[str, Any], components: Components) -> str:
+    """Why an optional head cannot be compared; empty when it can, or when it is not optional."""
+    if node.get("optional") is not True:
+        return ""
+    for key, kind in NODES.items():
+        part = node.get(key)
+        name = part.get("name") if isinstance(part, Mapping) else None
+        if isinstance(name, str) and not components.knows(kind, name):
+            return f"no {kind} named {name!r} is installed"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """Reads one head.
+
+    Attributes:
+        name: of the head.
+        node: what the YAML says of it.
+        base: the experiment of all heads, which is known to be right.
+        tree: the same as a plain tree.
+        components: the registry.
+    """
+
+    name: str
+    node: Mapping[str, Any]
+    base: Experiment
+    tree: Mapping[str, Any]
+    components: Components
+
+    def head(self) -> Head:
+        """The head with its experiments.
+
+        Raises:
+            ConfigError: with the key as it stands in the comparison's file.
+        """
+        key = f"heads.{self.name}"
+        if not re.fullmatch(r"[\w.+=-]+", self.name):
+            raise ConfigError(key, "names a folder; use letters, digits and _.+=-")
+        for part in self.node:
+            if part in vars(self.base) and part not in HEAD_KEYS:
+                raise ConfigError(join(key, part), SHARED)
+            if part not in HEAD_KEYS:
+                hint = did_you_mean(part, HEAD_KEYS)
+                raise ConfigError(join(key, part), f"unknown key{hint}")
+        trains = self._flag("train", True)
+        self._flag("optional", False)
+        seeds = self.base.seeds or [self.base.seed]
+        try:
+            runs = {seed: self._experiment(seed) for seed in (seeds if trains else seeds[:1])}
+        except ConfigError as error:  # the base was right, so it is the head's
+            raise ConfigError(join(key, error.key), error.problem) from None
+        folders = {seed: Path(run.out) / "drafter" for seed, run in runs.items()}
+        return Head(self.name, trains, runs, folders, spend=self._spend(trains, seeds[0]))
+
+    def _spend(self, trains: bool, seed: int) -> dict[str, Experiment]:
+        """Budget -> the experiment with what differs there."""
+        key, node = f"heads.{self.name}.spend", self.node.get("spend", {})
+        if not isinstance(node, Mapping):
+            raise ConfigError(key, "must be a mapping of budgets to what differs there")
+        found = {}
+        for word, changes in node.items():
+            here = join(key, word)
+            if parse_budget(str(word), here).nodes is None:
+                raise ConfigError(here, "is no number of nodes; name a chain-D or tree-N")
+            allowed = DECODING_NODES if trains else ("drafter", *DECODING_NODES)
+            for part in changes if isinstance(changes, Mapping) else ():
+                if part not in allowed:
+                    raise ConfigError(join(here, part), f"unknown key{did_you_mean(part, allowed)}")
+            try:
+                found[word] = self._experiment(seed, changes)
+            except ConfigError as error:
+                raise ConfigError(join(here, error.key), error.problem) from None
+        return found
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self.node.get(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"heads.{self.name}.{name}", f"is {value!r}; write true or false")
+        return value
+
+    def _experiment(self, seed: int, changes: Mapping[str, Any] | None = None) -> Experiment:
+        """The experiment of a seed, with what else differs at a budget."""
+        tree = deepcopy(dict(self.tree))
+        own = {key: value for key, value in self.node.items() if key in HEAD_NODES}
+        for layer in (own, changes or {}):
+            overrides = [Override(key, deepcopy(value), "") for key, value in layer.items()]
+            apply_overrides(tree, overrides, DEFAULT_NAMES)
+        tree |= {"seed": seed, "seeds": [], "stages": list(TRAINING)}
+        experiment = experiment_of(tree, self.components)
+        experiment.out = f"{self.base.out}/{self.name}-seed{seed}"
+        experiment.wandb.group = experiment.wandb.group or self.base.name
+        experiment.name = f"{self.base.name}-{self.name}-seed{seed}"
+        return experiment

@@ -1,0 +1,211 @@
+"""A comparison from its plan to its results: train what is missing, measure, hold side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from falcon_lab.config.load import to_plain
+from falcon_lab.decoding.compiling import choose_target
+from falcon_lab.errors import FalconLabError
+from falcon_lab.measure import provenance
+from falcon_lab.measure.benchmark import torch_threads
+from falcon_lab.measure.engines import KINDS, prompts_of, provenance_of
+from falcon_lab.measure.statistics import Interval, resampled
+from falcon_lab.model.loading import resolve_device
+from falcon_lab.plugins.discovery import Components, load_components
+from falcon_lab.pretraining.target import ensure_target, stored_quality
+from falcon_lab.studies.compare import figures
+from falcon_lab.studies.compare.budgets import BEST
+from falcon_lab.studies.compare.contestants import (
+    Contestant,
+    load_contestants,
+    same_target,
+    train_heads,
+    training_facts,
+)
+from falcon_lab.studies.compare.measuring import Arena, Measured
+from falcon_lab.studies.compare.paper import held_against
+from falcon_lab.studies.compare.plan import Plan
+
+SCHEMA_VERSION = 1
+
+PUBLISHED = {
+    "tau": figures.tau,
+    "tau_draft": figures.tau_draft,
+    "alpha": lambda table: 100 * figures.alpha(table),
+}
+"""Metric -> its value as papers print it."""
+
+
+def compare(plan: Plan, announce: Callable[[str], None]) -> dict[str, Any]:
+    """Run a comparison, from wherever an earlier one stopped.
+
+    Args:
+        plan: of the comparison.
+        announce: takes one line for the user at a time.
+
+    Returns:
+        The content of its results file; see ``docs/comparison-schema.md``.
+
+    Raises:
+        FalconLabError: for whatever the user can mend; what was finished stays finished.
+    """
+    same_target(plan)
+    with holding(plan.folder):
+        if not plan.given:
+            train_heads(plan, announce)
+        components = load_components()
+        arena, quality = enter(plan, components, announce)
+        with torch_threads(plan.base.evaluation.threads):
+            hardware = provenance.hardware(
+                device=str(arena.target.device), dtype=str(arena.target.dtype)
+            )
+        measured = [arena.measure_at(temperature) for temperature in plan.config.temperatures]
+    return {
+        "schema": SCHEMA_VERSION,
+        "name": plan.base.name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": provenance.command_line(),
+        "experiment": to_plain(plan.base),
+        "comparison": asdict(plan.config),
+        "versions": provenance.versions(),
+        "hardware": hardware,
+        "git": provenance.git_state(),
+        "target": provenance.target_of(arena.target, quality),
+        "protocol": protocol_of(arena, measured),
+        "left_out": dict(plan.left_out) | unfit(plan, measured),
+        "heads": heads_of(arena, measured, components),
+        "plain": [figures.yardstick(found) for found in measured],
+        "rows": [row for found in measured for row in figures.rows(found)],
+        "pairs": [pair for found in measured for pair in figures.pairs(found)],
+        "paper": paper_of(plan, measured),
+    }
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Keep other comparisons out of a folder.
+
+    Raises:
+        FalconLabError: one is at work there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".compare.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FalconLabError(
+            f"{folder}: another comparison is using this folder; wait for it or choose another "
+            "with out=FOLDER"
+        ) from None
+    with lock:
+        yield
+
+
+def enter(
+    plan: Plan, components: Components, announce: Callable[[str], None]
+) -> tuple[Arena, dict[str, Any] | None]:
+    """Target, drafters and prompts in one process, and what is known of the target's quality."""
+    config = plan.base.target
+    target = ensure_target(config, announce).to(resolve_device(config.device))
+    target = choose_target(target, plan.base.decoding, announce)
+    contestants = load_contestants(plan, target, components, announce)
+    prompts = prompts_of(plan.base, target)
+    return Arena(plan, target, components, contestants, prompts, announce), stored_quality(config)
+
+
+def protocol_of(arena: Arena, measured: Sequence[Measured]) -> dict[str, Any]:
+    """How it was measured."""
+    evaluation = arena.plan.base.evaluation
+    return {
+        "prompts": len(arena.prompts),
+        "repeats": evaluation.repeats,
+        "warmup": evaluation.warmup,
+        "yardsticks": len(arena.plan.heads),
+        "rows": {f"{found.temperature:g}": found.journal for found in measured},
+    }
+
+
+def unfit(plan: Plan, measured: Sequence[Measured]) -> dict[str, str]:
+    """Head and budget -> why the head takes no part there."""
+    taken = {(cell.head, cell.budget) for found in measured for cell in found.rows}
+    return {
+        f"{head.name} {budget.word}": "a round of it may verify more nodes; heads."
+        f"{head.name}.spend can say how it spends this budget"
+        for head in plan.heads
+        for budget in plan.budgets
+        if (head.name, budget.word) not in taken
+    }
+
+
+def heads_of(
+    arena: Arena, measured: Sequence[Measured], components: Components
+) -> dict[str, dict[str, Any]]:
+    """What every head is, what its trainings took, and which budget is its best."""
+    return {
+        head.name: _head(
+            [c for c in arena.contestants if c.head is head], arena.plan, measured, components
+        )
+        for head in arena.plan.heads
+    }
+
+
+def _head(
+    contestants: Sequence[Contestant],
+    plan: Plan,
+    measured: Sequence[Measured],
+    components: Components,
+) -> dict[str, Any]:
+    first = contestants[0]
+    name = first.head.name
+    own = {key: getattr(first.head.experiment, key) for key in KINDS}
+    return {
+        "drafter": first.node,
+        "block": first.drafter.block,
+        "parameters": first.parameters,
+        "trainings": [training_facts(first.head, c.seed) for c in contestants]
+        if first.head.trains
+        else [],
+        "components": provenance_of(first.drafter, first.node, own, components),
+        "budgets": {b.word: first.label(b) for b in plan.budgets if b.word != BEST},
+        "best": {
+            f"{found.temperature:g}": {
+                "budget": found.best[name].word,
+                "label": first.label(found.best[name]),
+                "tokens_per_second": found.tried[name],
+            }
+            for found in measured
+            if name in found.best
+        },
+    }
+
+
+def paper_of(plan: Plan, measured: Sequence[Measured]) -> dict[str, Any] | None:
+    """The paper's figures beside ours, where the comparison has some."""
+    paper = plan.config.paper
+    if paper is None:
+        return None
+    found = next(m for m in measured if m.temperature == paper.temperature)
+    of, plain = figures.tables(found), figures.sums([found.plain])
+
+    def ours(metric: str, head: str, budget: str) -> Mapping[str, Any] | None:
+        table = of.get((head, budget))
+        if table is None:
+            return None
+        if metric == "speedup":
+            return asdict(resampled(figures.faster, table, plain))
+        return asdict(resampled(PUBLISHED[metric], table))
+
+    def ratio(metric: str, first: tuple[str, str], second: tuple[str, str]) -> Interval | None:
+        if first not in of or second not in of:
+            return None
+        return resampled(figures.RATIOS[metric], of[first], of[second])
+
+    return held_against(paper, ours, ratio)

@@ -1,0 +1,232 @@
+"""What the tuned tree is compared with: every tree that ships, and the experiment's own.
+
+The rows that promise most really decode, and one of them is chosen: costs are only a model.
+
+Choose a static tree and when to stop drafting: look, search, look again where the tree leads.
+
+Which rounds there are depends on the tree: they start behind what it accepted. So the search is
+repeated on the rounds of the tree that the last search found, together with those before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig
+from falcon_lab.interfaces import Drafter
+from falcon_lab.measure import metrics
+from falcon_lab.measure.benchmark import Engine, Measurement, measure
+from falcon_lab.measure.conversation import EncodedPrompt
+from falcon_lab.measure.statistics import compare
+from falcon_lab.studies.tune.costs import Costs
+from falcon_lab.studies.tune.replay import Follow, Look, Promise, odds, walk
+from falcon_lab.studies.tune.search import Candidate, best_tree
+from falcon_lab.studies.tune.texts import Text
+from falcon_lab.trees.paths import Path
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.stopping import StopCondition
+
+TUNED, DYNAMIC, OWN = "tuned", "tuned dynamic", "own"
+
+TEMPLATES = {2: ("llama", "vicuna"), 3: ("k3",), 4: ("k4",)}
+"""k -> large templates that were drawn for it."""
+
+
+def shipped_trees(block: int) -> list[str]:
+    """Trees as ``--tree`` takes them: chains, templates for k, and those that follow the drafter.
+
+    Args:
+        block: k.
+    """
+    chains = [f"chain,depth={depth}" for depth in (4, 6, 8)]
+    names = ["auto", f"k{block}-8", f"k{block}-10-d8", *TEMPLATES.get(block, ())]
+    templates = [f"static,template={name}" for name in names]
+    return [*chains, *templates, "dynamic", "optimal"]
+
+
+def add_own(experiment: Experiment) -> None:
+    """A row for the experiment's own tree, unless another row has it already."""
+    own = (experiment.tree, experiment.controller)
+    rows = experiment.evaluation.methods.values()
+    if all((row.tree, row.controller or experiment.controller) != own for row in rows):
+        first = next(iter(rows))
+        experiment.evaluation.methods[OWN] = MethodConfig(
+            drafter=first.drafter, drafter_path=first.drafter_path, tree=experiment.tree
+        )
+
+
+def add_row(experiment: Experiment, name: str, tree: dict[str, Any], controller: Any) -> None:
+    """A row of the same drafter with a tree and a controller of its own; nodes are complete."""
+    first = next(iter(experiment.evaluation.methods.values()))
+    experiment.evaluation.methods[name] = MethodConfig(
+        drafter=first.drafter, drafter_path=first.drafter_path, tree=tree, controller=controller
+    )
+
+
+FINALISTS = 5
+"""Rows that promise most, the tuned ones always among them."""
+
+
+def try_finalists(
+    engines: Mapping[str, Engine],
+    promises: Mapping[str, Promise],
+    prompts: Sequence[EncodedPrompt],
+    config: EvaluationConfig,
+    stop: StopCondition,
+) -> Measurement:
+    """Let the most promising rows answer prompts in turns.
+
+    Args:
+        engines: of all rows.
+        promises: of all rows.
+        prompts: of the set that was tuned on.
+        config: of the measurement.
+        stop: when an answer ends.
+    """
+    order = sorted(promises, key=lambda name: -promises[name].rate)
+    others = [name for name in order if name not in (TUNED, DYNAMIC)]
+    names = [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
+    return measure({name: engines[name] for name in names}, prompts, config, stop=stop)
+
+
+def chosen_row(trial: Measurement) -> str:
+    """The tuned static tree, unless others are clearly faster: then the fastest of those."""
+    found = {name: compare(rows, trial.rows[TUNED]) for name, rows in trial.rows.items()}
+    clearly = {name: c.speedup.ratio for name, c in found.items() if c.faster}
+    return max(clearly, key=lambda name: clearly[name], default=TUNED)
+
+
+def rates(trial: Measurement) -> dict[str, float]:
+    """Tokens a second of every row of the trial."""
+    summaries = metrics.summaries(trial.rows, trial.lossless)
+    return {name: found.tokens_per_second for name, found in summaries.items()}
+
+
+THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Of the ``confidence`` controller."""
+ROUNDS = 4
+"""Searches at the most."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tree, a rule of stopping, and what they promise on the rounds that were looked at.
+
+    Attributes:
+        candidate: the tree.
+        threshold: of the ``confidence`` controller; None is ``fixed``.
+    """
+
+    candidate: Candidate
+    threshold: float | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The tree's nodes."""
+        return self.candidate.paths
+
+
+def logarithm(threshold: float | None) -> float:
+    """Of a threshold; no threshold is never reached."""
+    return -math.inf if threshold is None else math.log(threshold)
+
+
+def search(
+    looks: Sequence[Look], costs: Costs, block: int, *, nodes: int, depth: int
+) -> tuple[Choice, list[Choice]]:
+    """The best tree over all numbers of passes and all thresholds, and the best of each threshold.
+
+    Args:
+        looks: rounds.
+        costs: of this machine.
+        block: k.
+        nodes: most draft tokens.
+        depth: longest path; whole passes of it count.
+    """
+    found = []
+    for threshold in (None, *THRESHOLDS):
+        asking, best = threshold is not None, None
+        for passes in range(1, max(depth // block, 1) + 1):
+            chances = odds(looks, block, passes, logarithm(threshold))
+            floor = best.rate if best else 0.0
+            tree = best_tree(chances, costs, block, nodes, asking=asking, floor=floor)
+            best = tree if best is None or tree.rate > best.rate else best
+        assert best is not None
+        found.append(Choice(best, threshold))
+    return max(found, key=lambda choice: choice.candidate.rate), found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What choosing came to.
+
+    Attributes:
+        choice: the best.
+        by_threshold: the best for every threshold, without one first.
+        looks: all rounds that were looked at.
+        own: those of the last walk: the rounds of the tree before the last search.
+    """
+
+    choice: Choice
+    by_threshold: list[Choice]
+    looks: list[Look]
+    own: list[Look]
+
+
+def choose(
+    texts: Sequence[Text],
+    drafter: Drafter,
+    costs: Costs,
+    start: Sequence[Path],
+    *,
+    nodes: int,
+    depth: int,
+    announce: Callable[[str], None],
+) -> Chosen:
+    """Search until the tree leads to itself.
+
+    Args:
+        texts: the target's own.
+        drafter: with block k.
+        costs: of this machine.
+        start: a tree to begin with.
+        nodes: most draft tokens.
+        depth: longest path.
+        announce: takes one line for the user at a time.
+    """
+    take = partial(walk, drafter=drafter, depth=depth, lowest=logarithm(THRESHOLDS[0]))
+    looks: list[Look] = []
+    follow, choice = Follow(start), None
+    for turn in range(ROUNDS):
+        own = [found for text in texts for found in take(text, follow=follow, skip=turn)]
+        looks += own
+        before, (choice, table) = (
+            choice,
+            search(looks, costs, drafter.block, nodes=nodes, depth=depth),
+        )
+        announce(_line(choice, len(looks)))
+        same = before is not None and (before.paths, before.threshold) == (
+            choice.paths,
+            choice.threshold,
+        )
+        if same:
+            break
+        follow = Follow(choice.paths, logarithm(choice.threshold))
+    assert choice is not None
+    return Chosen(choice, table, looks, own)
+
+
+def _line(choice: Choice, rounds: int) -> str:
+    tree, stopping = choice.candidate, "no controller"
+    if choice.threshold is not None:
+        stopping = f"confidence {choice.threshold:g}"
+    height = max(map(len, tree.paths), default=0)
+    return (
+        f"  after {rounds} rounds: {len(tree.paths)} nodes, depth {height}, {stopping}, "
+        f"{tree.tokens:.2f} tokens in {1000 * tree.seconds:.2f} ms"
+    )

@@ -1,0 +1,284 @@
+"""From an experiment to the tree that fits its drafter and this machine, and to the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from falcon_lab.config.load import to_plain
+from falcon_lab.config.schema import Experiment
+from falcon_lab.decoding.compiling import choose_drafter, choose_target
+from falcon_lab.decoding.observing import most_probes
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.interfaces import BuildContext, TreeBuilder
+from falcon_lab.measure import provenance
+from falcon_lab.measure.benchmark import PLAIN, Measurement, measure, torch_threads
+from falcon_lab.measure.engines import (
+    Methods,
+    add_method,
+    build_methods,
+    drafter_of,
+    next_logits,
+    other_prompts,
+    prompts_of,
+    stop_of,
+)
+from falcon_lab.measure.results import build_results
+from falcon_lab.measure.statistics import compare
+from falcon_lab.model.taps import tapped_for
+from falcon_lab.plugins.builtins import DynamicTreeConfig
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.pretraining.target import ensure_target
+from falcon_lab.studies.tune.choosing import (
+    DYNAMIC,
+    TUNED,
+    Choice,
+    Chosen,
+    add_own,
+    add_row,
+    choose,
+    chosen_row,
+    rates,
+    try_finalists,
+)
+from falcon_lab.studies.tune.costs import Costs
+from falcon_lab.studies.tune.measuring import Bench, choose_threads, measure_costs
+from falcon_lab.studies.tune.replay import Growth, Promise, best_growth, promise, table
+from falcon_lab.studies.tune.texts import Text, write_texts
+from falcon_lab.trees.paths import path_name
+from falcon_lab.trees.templates import named
+
+if TYPE_CHECKING:
+    from falcon_lab.model.target import Target
+    from falcon_lab.plugins.registry import Components
+
+RANKS = 8
+"""Ranks of the acceptance tables that have a column of their own."""
+GROWN_ON = 8
+"""Texts that dynamic trees are replayed on while their limits are sought."""
+PRICED_ON = 12
+"""Texts that costs are measured on."""
+REPLAYED_ON = 24
+"""Texts that the rows of the comparison are replayed on."""
+TRIED_ON = 12
+"""Prompts of the tuning set that the finalists answer, to choose one of them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is tuned within.
+
+    Attributes:
+        texts: prompts that the target answers to be tuned on.
+        source: the set that they are of, as ``evaluation.prompts.name``.
+        nodes: most draft tokens of a tree.
+        depth: longest path.
+    """
+
+    texts: int = 48
+    source: str = "validation"
+    nodes: int = 64
+    depth: int = 12
+
+
+def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]) -> dict[str, Any]:
+    """Tune a tree for the drafter of the experiment's rows, and measure it beside those rows.
+
+    Args:
+        experiment: target, prompts of the measurement, and at least one row with the drafter.
+        limits: what is tuned on, and within.
+        announce: takes one line for the user at a time.
+
+    Returns:
+        What ``results.json`` holds, and ``tune``; see ``benchmarks/README.md``.
+
+    Raises:
+        FalconLabError: for whatever the user can mend.
+    """
+    target: Target = ensure_target(experiment.target, announce)
+    target = choose_target(target, experiment.decoding, announce)
+    components = load_components()
+    prompts = prompts_of(experiment, target)
+    others = other_prompts(experiment, target, limits.source, limits.texts, prompts)
+    add_own(experiment)
+    methods = build_methods(experiment, target, components, Path())  # a wrong row is refused now
+    bench = bench_of(experiment, target, components, announce)
+    if experiment.evaluation.threads is None and target.device.type == "cpu":
+        experiment.evaluation.threads = choose_threads(bench.target, announce)
+    with torch_threads(experiment.evaluation.threads):
+        hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+        announce(f"the target answers {len(others)} prompts of {limits.source}")
+        texts = write_texts(
+            bench.target,
+            [prompt.tokens([]) for prompt in others],
+            experiment.evaluation.max_new_tokens,
+            bench.stop,
+            experiment.decoding,
+        )
+        announce("measuring what rounds of many shapes cost")
+        growing = {"dynamic": _dynamic(components, bench, limits)}
+        costs = measure_costs(bench, texts[:PRICED_ON], limits.nodes, growing)
+        announce("looking where the drafter is right")
+        chosen, growth = _choose(bench, texts, costs, limits, announce)
+        for name in _add_tuned(experiment, components, chosen.choice, growth):
+            row = experiment.evaluation.methods[name]
+            add_method(methods, name, row, experiment, target, components, Path())
+        promises = promises_of(experiment, methods, texts[:REPLAYED_ON], costs)
+        announce("measuring the most promising trees on prompts that were tuned on")
+        trial = try_finalists(
+            methods.engines, promises, others[:TRIED_ON], experiment.evaluation, bench.stop
+        )
+        best = chosen_row(trial)
+        announce("measuring all trees in turns on the other prompts")
+        measurement = measure(
+            {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
+            prompts,
+            experiment.evaluation,
+            stop=stop_of(experiment, target),
+            logits=next_logits(target),
+        )
+    row = experiment.evaluation.methods[best]
+    results = build_results(
+        measurement,
+        experiment=to_plain(experiment),
+        target=provenance.target_of(target),
+        hardware=hardware,
+        components=methods.provenance,
+        labels=methods.labels,
+        left_out=methods.left_out,
+        headline=best,
+    )
+    results["tune"] = {
+        "limits": asdict(limits),
+        "block": bench.drafter.block,
+        "costs": asdict(costs),
+        **_found(chosen, texts),
+        "trial": rates(trial),
+        "chosen": best,
+        "tree": row.tree or experiment.tree,
+        "controller": row.controller or experiment.controller,
+        "predicted": {name: found.as_dict() for name, found in promises.items()},
+        "over": _over(measurement, best),
+    }
+    return results
+
+
+def bench_of(
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    announce: Callable[[str], None],
+) -> Bench:
+    """The drafter of the first row, to be measured."""
+    row = next(iter(experiment.evaluation.methods.values()))
+    drafter, _ = drafter_of(row, target, components, Path())
+    drafter = choose_drafter(drafter, experiment.decoding, announce)
+    context = BuildContext.of(target, drafter)
+    rule = components.build("acceptance_rule", row.acceptance or experiment.acceptance, context)
+    target = tapped_for(target, drafter)
+    return Bench(target, drafter, rule, stop_of(experiment, target), experiment.decoding)
+
+
+def _dynamic(components: Components, bench: Bench, limits: Limits) -> TreeBuilder:
+    options = DynamicTreeConfig(nodes=min(10, limits.nodes), beam=2, depth=limits.depth)
+    node = components.check("tree_builder", {"name": "dynamic", **asdict(options)}, "tree")
+    builder: TreeBuilder = components.build("tree_builder", node, bench.context)
+    return builder
+
+
+def _choose(
+    bench: Bench,
+    texts: Sequence[Text],
+    costs: Costs,
+    limits: Limits,
+    announce: Callable[[str], None],
+) -> tuple[Chosen, Growth]:
+    block = bench.drafter.block
+    chosen = choose(
+        texts,
+        bench.drafter,
+        costs,
+        named("auto", block),
+        nodes=limits.nodes,
+        depth=limits.depth,
+        announce=announce,
+    )
+    announce("replaying trees that follow the drafter")
+    growth = best_growth(bench, texts[:GROWN_ON], costs, nodes=limits.nodes, depth=limits.depth)
+    return chosen, growth
+
+
+def _add_tuned(
+    experiment: Experiment, components: Components, choice: Choice, growth: Growth
+) -> tuple[str, ...]:
+    """Rows for what was found, their nodes complete; the rows' names."""
+    template = [path_name(path) for path in choice.paths]
+    for name, tree, threshold in (
+        (TUNED, {"name": "static", "template": template}, choice.threshold),
+        (DYNAMIC, {"name": "dynamic", **asdict(growth.tree)}, growth.threshold),
+    ):
+        controller: dict[str, Any] = {"name": "fixed"}
+        if threshold is not None:
+            controller = {"name": "confidence", "threshold": threshold}
+        add_row(
+            experiment,
+            name,
+            components.check("tree_builder", tree, "tree"),
+            components.check("controller", controller, "controller"),
+        )
+    return TUNED, DYNAMIC
+
+
+def promises_of(
+    experiment: Experiment, methods: Methods, texts: Sequence[Text], costs: Costs
+) -> dict[str, Promise]:
+    """What every row promises. A builder without a price of its own counts as a template.
+
+    A drafter with probes learns from the target's passes, of which a replay has none; it promises
+    nothing, and is measured alone.
+    """
+    found = {}
+    for name, engine in methods.engines.items():
+        if most_probes(engine.drafter):
+            continue
+        row = experiment.evaluation.methods[name]
+        tree, controller = row.tree or experiment.tree, row.controller or experiment.controller
+        builder = "dynamic" if tree["name"] == "optimal" else tree["name"]  # grown the same way
+        found[name] = promise(
+            engine, texts, costs, builder=builder, asked=controller["name"] != "fixed"
+        )
+    return found
+
+
+def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
+    """Tables, and the best tree for every threshold."""
+    return {
+        "texts": {"count": len(texts), "tokens": sum(text.answer for text in texts)},
+        "rounds": len(chosen.looks),
+        "acceptance": {
+            "any": [asdict(row) for row in table(chosen.looks, RANKS)],
+            "first": [asdict(row) for row in table(chosen.looks, RANKS, first=True)],
+        },
+        "thresholds": [
+            {
+                "threshold": choice.threshold,
+                "tokens": choice.candidate.tokens,
+                "milliseconds": 1000 * choice.candidate.seconds,
+                "rate": choice.candidate.rate,
+                "template": [path_name(path) for path in choice.paths],
+            }
+            for choice in chosen.by_threshold
+        ],
+    }
+
+
+def _over(measurement: Measurement, best: str) -> dict[str, Any]:
+    """How much faster the chosen tree is than every other row, prompt by prompt."""
+    own = measurement.rows[best]
+    return {
+        name: asdict(compare(own, rows).speedup)
+        for name, rows in measurement.rows.items()
+        if name != best
+    }

@@ -1,1 +1,0 @@
-"""Target language models: loading, the tree forward, masks and the KV cache."""

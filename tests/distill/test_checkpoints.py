@@ -1,0 +1,135 @@
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from distilling import QUIET, Data, distillation, weights
+from falcon_lab.distill.module import Distillation
+from falcon_lab.distill.training import LAST, PREVIOUS, KeepLastTwo, find_checkpoint, train
+from falcon_lab.errors import FalconLabError
+
+
+def _step(path: Path) -> int:
+    return int(torch.load(path, weights_only=True)["global_step"])
+
+
+def _train(folder: Path, steps: int = 6, every: int = 2, **trainer: Any) -> Distillation:
+    module = distillation()
+    arguments = {**QUIET, "max_steps": steps, **trainer}
+    train(module, Data(list(range(30))), arguments, folder, None, every)
+    return module
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_the_newest_checkpoint_and_the_one_before_are_kept(tmp_path: Path) -> None:
+    _train(tmp_path)
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == [LAST, PREVIOUS]
+    assert (_step(folder / LAST), _step(folder / PREVIOUS)) == (6, 4)
+    assert find_checkpoint(folder) == folder / LAST
+
+
+def test_the_end_is_saved_whether_or_not_it_is_due(tmp_path: Path) -> None:
+    _train(tmp_path, steps=5)
+    assert _step(tmp_path / "checkpoints" / LAST) == 5
+
+
+def test_nothing_is_saved_between_the_micro_batches_of_a_step(tmp_path: Path) -> None:
+    saved = []
+
+    class Watched(KeepLastTwo):
+        def _save(self, trainer: Trainer) -> None:
+            saved.append((trainer.global_step, trainer.fit_loop.epoch_loop.batch_idx))
+            super()._save(trainer)
+
+    module = distillation()
+    trainer = Trainer(
+        **{**QUIET, "accumulate_grad_batches": 3, "logger": False},
+        default_root_dir=tmp_path,
+        callbacks=[Watched(tmp_path / "checkpoints", 2)],
+    )
+    trainer.fit(module, datamodule=Data(list(range(30))))
+    assert saved == [(2, 5), (4, 11), (6, 17)]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "missing"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: str) -> None:
+    whole = _train(tmp_path / "whole")
+    _train(tmp_path / "damaged", steps=4)
+    last = tmp_path / "damaged" / "checkpoints" / LAST
+    if damage == "cut":
+        _cut(last)
+    elif damage == "empty":
+        last.write_bytes(b"")
+    else:
+        last.unlink()  # killed between the two renames
+    if damage == "missing":
+        assert find_checkpoint(last.parent) == last.parent / PREVIOUS
+    else:
+        with pytest.warns(UserWarning, match="damaged"):
+            assert find_checkpoint(last.parent) == last.parent / PREVIOUS
+    resumed = _train(tmp_path / "damaged")
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name])
+
+
+def test_with_no_readable_checkpoint_the_training_does_not_start_afresh_in_silence(
+    tmp_path: Path,
+) -> None:
+    _train(tmp_path)
+    for name in (LAST, PREVIOUS):
+        _cut(tmp_path / "checkpoints" / name)
+    with pytest.raises(FalconLabError, match="delete"):
+        find_checkpoint(tmp_path / "checkpoints")
+
+
+def test_a_new_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    assert find_checkpoint(tmp_path / "none") is None
+
+
+def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": Evil()}, tmp_path / LAST)
+    with pytest.raises(FalconLabError, match="damaged"):
+        find_checkpoint(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_stops_the_training_and_spares_the_earlier_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Trainer.save_checkpoint
+
+    def fill_up(trainer: Trainer, path: Path, *args: Any, **kwargs: Any) -> None:
+        if trainer.global_step < 4:
+            return save(trainer, path, *args, **kwargs)
+        Path(path).write_bytes(b"half a checkpoint")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Trainer, "save_checkpoint", fill_up)
+    with pytest.raises(FalconLabError, match=r"step 4 .*No space left.*earlier checkpoint"):
+        _train(tmp_path)
+    folder = tmp_path / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == [LAST]
+    assert _step(folder / LAST) == 2
+    monkeypatch.undo()
+    resumed, whole = _train(tmp_path), _train(tmp_path / "whole")
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name])
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
+    done = weights(_train(tmp_path))
+    again = _train(tmp_path)
+    for name, tensor in weights(again).items():
+        assert torch.equal(tensor, done[name])
+    assert _step(tmp_path / "checkpoints" / PREVIOUS) == 4

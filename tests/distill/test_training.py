@@ -1,0 +1,143 @@
+"""The training as a whole: the look at decoding, and two processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from distilling import QUIET, Data, Notes, batch, distillation, weights
+from falcon_lab.acceptance import Greedy
+from falcon_lab.controllers import Fixed
+from falcon_lab.data.packing import Batch
+from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.distill.module import Distillation
+from falcon_lab.distill.training import DecodeProbe, train
+from falcon_lab.glancing import NoGlancing
+from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.builtins import ChainConfig, FixedConfig
+from falcon_lab.trees.template_tree import Chain
+
+
+def _probe(module: Distillation, every: int) -> DecodeProbe:
+    context = BuildContext(module.target, block=module.drafter.block)
+    engine = SpeculativeEngine(
+        module.target,
+        module.drafter,
+        Chain(ChainConfig(depth=4), context),
+        Greedy(None, context),
+        Fixed(FixedConfig(), context),
+    )
+    stop = StopCondition(frozenset(), [], module.target.tokenizer)
+    prompts = [torch.tensor([5, 6, 7]), torch.tensor([8])]
+    return DecodeProbe(engine, prompts, every=every, max_new_tokens=12, stop=stop)
+
+
+def test_real_decoding_is_looked_at_every_so_many_steps(tmp_path: Path) -> None:
+    module, notes = distillation(), Notes()
+    data = Data(list(range(20)))
+    train(module, data, QUIET, tmp_path, notes, 3, [_probe(module, every=2)])
+    looked = notes.series("decode/mean_accepted")
+    assert len(looked) == 3
+    assert all(1 <= mean <= 5 for mean in looked)
+    assert module.drafter.training
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    plain, watched = distillation(), distillation()
+    train(plain, Data(list(range(20))), QUIET, tmp_path / "plain", None, 3)
+    looks = [_probe(watched, every=1)]
+    train(watched, Data(list(range(20))), QUIET, tmp_path / "watched", None, 3, looks)
+    for name, tensor in weights(plain).items():
+        assert torch.equal(tensor, weights(watched)[name])
+
+
+def test_accumulated_micro_batches_are_looked_at_once(tmp_path: Path) -> None:
+    module, notes = distillation(), Notes()
+    trainer = {**QUIET, "accumulate_grad_batches": 3}
+    train(module, Data(list(range(20))), trainer, tmp_path, notes, 0, [_probe(module, every=3)])
+    assert len(notes.series("decode/mean_accepted")) == 2
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+
+class Shared(Data):
+    """Every process takes one half of each batch; the halves differ in what counts."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def _part(self, index: int) -> Batch:
+        whole = batch(index, size=4)
+        mask = whole.loss_mask.clone()
+        mask[:2, 10:] = False
+        whole = whole._replace(loss_mask=mask)
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        size = 4 // world
+        part = slice(rank * size, (rank + 1) * size)
+        return Batch(*(field[part] for field in whole[:4]), whole.index)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([self._part(index) for index in range(4)], batch_size=None)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> Any:
+        return DataLoader([self._part(index) for index in (90, 91)], batch_size=None)  # type: ignore[arg-type]
+
+
+def _run_shared(folder: Path, devices: int) -> None:
+    """Without any randomness, so that the halves are trained on as the whole is."""
+    module = distillation(
+        noise=0.0,
+        dropout=0.0,
+        phase="absolute",
+        glancing=NoGlancing(None, BuildContext(None)),  # type: ignore[arg-type]
+    )
+    trainer = {**QUIET, "max_steps": 4, "devices": devices, "val_check_interval": 4}
+    if devices > 1:
+        trainer |= {"strategy": "ddp", "use_distributed_sampler": False}
+    notes = Notes()
+    made = train(module, Shared(), trainer, folder, notes, 2)
+    if made.is_global_zero:
+        torch.save({"lines": notes.lines, "weights": weights(module)}, folder / "result.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_log_and_learn_what_one_does_with_the_double_batch(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    _run_shared(tmp_path / "one", devices=1)
+    root = Path(__file__).parents[2]
+    paths = [str(root / "src"), str(root / "tests"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path / "two")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [torch.load(tmp_path / n / "result.pt", weights_only=True) for n in ("one", "two")]
+    one, two = results
+    watched = ["train/loss", "train/loss/soft", "train/position_2/accuracy", "train/grad_norm"]
+    watched += ["val/loss", "val/accept_rate", "val/expected_accept_length"]
+    for key in watched:
+        alone, together = (
+            torch.tensor([line[key] for _, line in result["lines"] if key in line])
+            for result in results
+        )
+        assert len(alone) > 0
+        assert alone.isfinite().all()
+        assert torch.allclose(alone, together, rtol=1e-3, atol=1e-4), key
+    for name, tensor in one["weights"].items():
+        assert torch.allclose(tensor, two["weights"][name], atol=1e-3), name
+    assert (tmp_path / "two" / "checkpoints" / "last.ckpt").exists()
+
+
+if __name__ == "__main__":
+    _run_shared(Path(sys.argv[1]), devices=2)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falcon_lab.config.load import load_experiment
+from falcon_lab.errors import FalconLabError
+from falcon_lab.measure import engines
+from falcon_lab.measure.engines import Methods, build_methods, label
+from falcon_lab.plugins.discovery import Components, load_components
+from saved_models import save_untrained
+from tiny_models import tiny_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def components() -> Components:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALCON_LAB_PLUGINS", "")
+        return load_components()
+
+
+@pytest.fixture(scope="module")
+def saved(target: Any, components: Components, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "drafter"
+    return save_untrained(folder, target, components, block=3)
+
+
+def methods(
+    target: Any, components: Components, trained: Path, *overrides: str, row: str = "tree"
+) -> Methods:
+    rows = [f"evaluation.methods.{row}.{override}" for override in overrides]
+    experiment = load_experiment(None, ["tree.depth=5", *rows], components=components)
+    return build_methods(experiment, target, components, trained)
+
+
+def test_a_row_takes_what_it_leaves_out_from_the_experiment(
+    target: Any, components: Components, saved: Path
+) -> None:
+    found = methods(target, components, saved, "optional=false")
+    assert found.labels == {"tree": "falcon, k=3, chain depth 5"}
+    assert found.engines["tree"].tree_builder.max_depth == 5
+    assert found.left_out == {}
+
+
+def test_a_rows_own_parts_win_and_are_told(
+    target: Any, components: Components, saved: Path
+) -> None:
+    found = methods(target, components, saved, "tree.name=static", "acceptance.name=greedy")
+    assert found.labels["tree"].startswith("falcon, k=3, static")
+    brought = found.provenance["tree"]
+    assert {kind: each["name"] for kind, each in brought.items()} == {
+        "drafter": "falcon",
+        "tree": "static",
+        "acceptance": "greedy",
+        "controller": "fixed",
+    }
+    assert all(each["distribution"] == "falcon-lab" for each in brought.values())
+
+
+@pytest.mark.parametrize("asked", ["none", "drafter"])
+def test_it_is_told_whether_a_drafter_is_compiled(
+    asked: str, target: Any, components: Components, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "prepare", lambda engine: None)  # that would take a minute
+    wanted = [f"decoding.compile={asked}", "evaluation.methods.tree.optional=false"]
+    experiment = load_experiment(None, wanted, components=components)
+    found = build_methods(experiment, target, components, saved)
+    assert found.provenance["tree"]["drafter"]["compiled"] is (asked == "drafter")
+
+
+def test_another_drafters_folder_can_be_named(
+    target: Any, components: Components, saved: Path, tmp_path: Path
+) -> None:
+    found = methods(target, components, tmp_path, f"drafter_path={saved}")
+    assert found.engines["tree"].drafter.block == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [(["drafter_path=nowhere"], "nowhere"), (["drafter.name=elsewhere"], "elsewhere")],
+)
+def test_what_is_missing_is_left_out_with_its_reason_where_the_row_is_optional(
+    target: Any, components: Components, saved: Path, row: list[str], reason: str
+) -> None:
+    found = methods(target, components, saved, *row, "optional=true")
+    assert found.engines == found.labels == found.provenance == {}
+    assert reason in found.left_out["tree"]
+    with pytest.raises(FalconLabError, match=reason):
+        methods(target, components, saved, *row)
+
+
+def test_a_label_names_drafter_block_and_tree() -> None:
+    node = {"name": "falcon"}
+    assert label(node, 2, {"name": "chain", "depth": 6}) == "falcon, k=2, chain depth 6"
+    assert label(node, 2, {"name": "static", "template": "auto"}) == "falcon, k=2, static auto"
+    own = {"name": "static", "template": [[0], [0, 0]]}
+    assert label(node, 1, own) == "falcon, k=1, static own template"
+    assert label(node, 1, {"name": "mine"}) == "falcon, k=1, mine"
+    dynamic = {"name": "dynamic", "nodes": 10, "beam": 2, "depth": 8}
+    assert label(node, 2, dynamic) == "falcon, k=2, dynamic 10 nodes depth 8"
+    assert label(node, 2, {**dynamic, "depth": None}) == "falcon, k=2, dynamic 10 nodes"
+
+
+def test_a_controller_is_named_where_it_decides_something() -> None:
+    node, tree = {"name": "falcon"}, {"name": "chain", "depth": 6}
+    sure = {"name": "confidence", "threshold": 0.2}
+    assert label(node, 2, tree, sure) == "falcon, k=2, chain depth 6, confidence 0.2"
+    assert label(node, 2, tree, {"name": "mine"}) == "falcon, k=2, chain depth 6, mine"
+    assert label(node, 2, tree, {"name": "fixed"}) == "falcon, k=2, chain depth 6"
+
+
+def test_an_engine_runs_as_the_section_decoding_says(
+    target: Any, components: Components, saved: Path
+) -> None:
+    overrides = ["evaluation.methods.row.optional=false", "decoding.prefill_chunk=7"]
+    experiment = load_experiment(None, overrides, components=components)
+    engines = build_methods(experiment, target, components, saved).engines
+    assert engines["row"].decoding.prefill_chunk == 7

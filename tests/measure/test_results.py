@@ -1,0 +1,156 @@
+"""``results.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.measure import results as module
+from falcon_lab.measure.benchmark import Measurement
+from falcon_lab.measure.results import (
+    build_results,
+    load_results,
+    rows_of,
+    write_atomically,
+    write_results,
+)
+from falcon_lab.report.report import write_report
+from measuring import EXPERIMENT, HARDWARE, HISTORY, TARGET, TREE, measurement
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results-schema.md"
+
+COMPONENTS = {"tree": {"drafter": {"name": "falcon", "distribution": "falcon-lab", "version": "1"}}}
+
+
+def build(found: Measurement | None = None, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "experiment": EXPERIMENT,
+        "target": TARGET,
+        "hardware": HARDWARE,
+        "components": COMPONENTS,
+        "labels": {"tree": "falcon, k=2"},
+        "left_out": {"lookup": "not installed"},
+        "trees": [TREE],
+    }
+    return build_results(found or measurement(3, diverging=True), **{**arguments, **changes})
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    built = build()
+    path = write_results(tmp_path / "deep" / "results.json", built)
+    assert load_results(path) == json.loads(json.dumps(built))
+    assert load_results(path.parent) == load_results(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_rows_come_back_as_they_were_measured(tmp_path: Path) -> None:
+    found = measurement(3)
+    loaded = load_results(write_results(tmp_path / "results.json", build(found)))
+    for method, rows in found.rows.items():
+        assert rows_of(loaded, method) == rows
+
+
+def test_a_report_can_be_made_from_the_file_alone(tmp_path: Path) -> None:
+    loaded = load_results(write_results(tmp_path / "results.json", build()))
+    assert write_report(tmp_path, loaded, HISTORY, loaded["trees"]).stat().st_size > 10_000
+
+
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "results.json", build())
+    path.write_text(path.read_text()[:-100])
+    with pytest.raises(FalconLabError, match=rf"{re.escape(str(path))}: not whole JSON"):
+        load_results(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "no results of an evaluation"),
+        ('{"a": 1}', "no results of an evaluation"),
+        ('{"rows": [], "methods": {}, "schema": 99}', "schema 99"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(FalconLabError, match=said):
+        load_results(tmp_path)
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FalconLabError, match="run the evaluate stage"):
+        load_results(tmp_path / "results.json")
+
+
+def test_what_was_there_survives_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_atomically(tmp_path / "results.json", "old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(FalconLabError, match="No space left on device"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_a_file_is_an_error_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(FalconLabError, match="cannot be written"):
+        write_atomically(tmp_path / "runs" / "results.json", "new")
+
+
+def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
+    built = build()
+    built["target"] = {"loss": math.nan, "more": [math.inf, Path("x"), True]}
+    loaded = load_results(write_results(tmp_path / "results.json", built))
+    assert loaded["target"] == {"loss": None, "more": [None, "x", True]}
+
+
+def test_the_headline_is_the_fastest_lossless_method_of_the_runs_own_drafter() -> None:
+    assert build()["headline"] == "tree"
+    assert build(measurement(3, lossy=True))["headline"] == "chain"
+    rival = {"evaluation": {"methods": {"chain": {}, "tree": {"drafter": {"name": "lookup"}}}}}
+    assert build(experiment=rival)["headline"] == "chain"
+    assert build(headline="chain")["headline"] == "chain"
+    alone = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
+    assert build(alone)["headline"] is None
+    with pytest.raises(ValueError, match="'twig' was not measured"):
+        build(headline="twig")
+
+
+def test_the_document_and_the_code_name_the_same_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = {"commit": "0" * 40, "dirty": False}
+    monkeypatch.setattr(module.provenance, "git_state", lambda folder: git)
+    loaded = load_results(write_results(tmp_path / "results.json", build()))
+    written = {re.sub(r"\.(tree|chain|plain|HF generate)\b", ".<method>", k) for k in keys(loaded)}
+    documented = set(re.findall(r"^\| `([^`]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.M))
+    assert documented == written
+
+
+OPEN = ("experiment", "versions", "components", "labels", "left_out", "finish", "quality")
+"""Mappings whose keys are not ours to fix."""
+
+
+def keys(value: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys; ``[]`` stands for the entries of a list of mappings."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            name = f"{prefix}.{key}" if prefix else key
+            yield name
+            if key not in OPEN:
+                yield from keys(inner, name)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for inner in value:
+            yield from keys(inner, f"{prefix}[]")

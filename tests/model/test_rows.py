@@ -1,0 +1,131 @@
+"""Compiled passes of the target, with a compiler that compiles nothing, and once for real."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.model.compiled import SIZES, SPARE, CompiledRows, size_for
+from falcon_lab.model.target import Target
+from falcon_lab.testing.compiling import Pretend, traced
+from falcon_lab.tree import TokenTree, ancestor_matrix
+from tiny_models import FAMILIES, tiny_target
+
+
+def _tree(nodes: int, seed: int = 0) -> TokenTree:
+    drawn = torch.Generator().manual_seed(seed)
+    parents = torch.tensor(
+        [-1, *(int(torch.randint(0, i, (), generator=drawn)) for i in range(1, nodes))]
+    )
+    ancestors = ancestor_matrix(parents)
+    tokens = torch.randint(3, 12, (nodes,), generator=drawn)
+    depth = ancestors.sum(1) - 1
+    return TokenTree(tokens, parents, depth, ancestors, "deterministic", torch.zeros(nodes))
+
+
+def _decode(target: Target) -> list[Tensor]:
+    """A prompt, trees of many sizes with a path of each kept, and steps between them."""
+    cache = target.new_cache(200)
+    found = [target.prefill(torch.arange(9) % 12, cache).logits]
+    for turn, nodes in enumerate((2, 3, 5, 8, 13, 20, 1)):
+        start = cache.length
+        output = target.verify(_tree(nodes, turn), cache)
+        found += [output.logits, output.features]
+        deepest = _tree(nodes, turn).depth.argmax()
+        cache.commit(start, _tree(nodes, turn).ancestors[deepest].nonzero().flatten())
+        found.append(target.step(torch.tensor(5), cache).logits)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_passes_say_what_the_modules_say(family: str) -> None:
+    target, compiler = tiny_target(family, vocab=12), Pretend()
+    fast = target.compiled(lambda line: None, compiler)
+    for ours, theirs in zip(_decode(fast), _decode(target), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert compiler.calls == 14
+    assert set(compiler.names) == {f"target-{n}-rows" for n in (1, 2, 4, 6, 8, 16, 24)}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2", "phi3"])
+def test_the_modules_of_a_family_can_be_traced(family: str) -> None:
+    target = tiny_target(family, vocab=12)
+    outputs = []
+    for one in (target.compiled(lambda line: None, traced), target):
+        cache = one.new_cache(60)
+        one.prefill(torch.arange(9) % 12, cache)
+        outputs.append(one.verify(_tree(3), cache).logits)
+    assert torch.allclose(*outputs, atol=1e-5)
+
+
+def test_trees_larger_than_any_pass_go_through_the_modules() -> None:
+    target, compiler = tiny_target(vocab=12), Pretend()
+    fast = target.compiled(lambda line: None, compiler)
+    outputs = []
+    for one in (fast, target):
+        cache = one.new_cache(100)
+        one.prefill(torch.arange(3), cache)
+        outputs.append(one.verify(_tree(SIZES[-1] + 1), cache).logits)
+    assert torch.equal(*outputs)
+    assert compiler.calls == 0
+
+
+def test_the_passes_of_a_tree_are_there_before_it_is_verified() -> None:
+    target, compiler = tiny_target(vocab=12), Pretend()
+    rows = CompiledRows(target.backbone, target.head, "target", lambda line: None, compiler)
+    rows.prepare(7)
+    assert compiler.names == [f"target-{n}-rows" for n in (1, 2, 4, 6, 8)]
+
+
+def test_a_size_is_the_smallest_that_holds_the_rows() -> None:
+    assert [size_for(rows) for rows in (1, 3, 8, 9, 64)] == [1, 4, 8, 10, 64]
+    with pytest.raises(FalconLabError, match="65 rows are more"):
+        size_for(65)
+
+
+def test_the_memory_of_a_compiled_target_is_counted_with_its_spare_rows() -> None:
+    target = tiny_target()
+    fast = target.compiled(lambda line: None, Pretend())
+    assert fast.kv_bytes(10) == target.kv_bytes(10 + SPARE)
+    cache = fast.new_cache(10)
+    fast.prefill(torch.arange(3), cache)
+    assert cache.nbytes == fast.kv_bytes(10)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_really_compiled_pass_says_what_the_modules_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path))
+    found = tiny_target(vocab=12)
+    target = Target(found.model, found.tokenizer, name="tiny", lean=True)
+    lines: list[str] = []
+    for _ in range(2):  # the second time it is loaded
+        fast = target.compiled(lines.append)
+        for context in (5, 40):
+            outputs: list[Any] = []
+            for one in (fast, target):
+                cache = one.new_cache(60)
+                one.prefill(torch.arange(context) % 12, cache)
+                outputs.append(one.verify(_tree(3), cache).logits)
+            assert torch.allclose(*outputs, atol=1e-5)
+    assert [line.startswith("compiling target-4-rows, once: kept in") for line in lines] == [True]
+    assert len(list((tmp_path / "compiled").glob("*.pt2"))) == 1
+
+
+def test_what_cannot_be_traced_is_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path))
+    target = tiny_target(vocab=12)
+
+    def look(features: Tensor) -> Tensor:
+        return features if bool(features.sum() > 0) else -features
+
+    rows = CompiledRows(target.backbone, look, "mine", lambda line: None)
+    with pytest.raises(FalconLabError, match=r"mine-1-rows cannot be compiled \(.*compile=none"):
+        rows.prepare(2)

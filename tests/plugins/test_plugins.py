@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import falcon_lab
+from falcon_lab.config.load import load_experiment
+from falcon_lab.errors import ConfigError, PluginWarning
+from falcon_lab.plugins.discovery import Registrar, load_components
+from falcon_lab.plugins.registry import Components
+
+GOOD = """
+from dataclasses import dataclass
+from falcon_lab import hookimpl
+
+@dataclass
+class HeadsConfig:
+    heads: int = 3
+
+@hookimpl
+def register_components(register):
+    register.drafter("{name}", "{module}_heavy:build", config=HeadsConfig)
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Makes distributions that ``importlib.metadata`` finds, as an installer leaves them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules: list[str] = []
+
+    def make(distribution: str, source: str, *, version: str = "0.1", name: str = "x") -> None:
+        module = distribution.replace("-", "_")
+        modules.append(module)
+        (tmp_path / f"{module}.py").write_text(source.format(name=name, module=module))
+        info = tmp_path / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        (info / "entry_points.txt").write_text(f"[falcon_lab]\n{module} = {module}\n")
+        allowed = ",".join(name.replace("_", "-") for name in modules)
+        monkeypatch.setenv("FALCON_LAB_PLUGINS", allowed)  # whatever else is installed here
+
+    yield make
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+def loaded() -> tuple[Components, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        components = load_components()
+    messages = [str(w.message) for w in caught if w.category is PluginWarning]
+    return components, messages
+
+
+def names(components: Components, kind: str = "drafter") -> list[str]:
+    return [c.full_name for c in components.components if c.kind == kind]
+
+
+def test_an_installed_plug_in_is_found_beside_the_built_ins(install: Install) -> None:
+    install("falcon-lab-heads", GOOD, version="2.0", name="heads")
+    components, messages = loaded()
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert components.provenance("drafter", {"name": "heads"}) == {
+        "name": "heads",
+        "distribution": "falcon-lab-heads",
+        "version": "2.0",
+    }
+    assert components.check("drafter", {"name": "heads"}, "drafter")["heads"] == 3
+    assert messages == []
+    assert load_experiment(None, ["drafter.name=heads"]).drafter["heads"] == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import does_not_exist", "ModuleNotFoundError: No module named 'does_not_exist'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("x = 1", "FalconLabError: it has no @hookimpl function register_components(register)"),
+        (GOOD.replace("register_components", "register_componets"), "unknown hook"),
+        (GOOD.replace("register)", "registre)"), "PluginValidationError"),
+        (GOOD.replace("register.drafter", "register.draftr"), "has no attribute 'draftr'"),
+        (GOOD + "    raise RuntimeError('two\\nlines')\n", "RuntimeError: two lines"),
+        (GOOD.replace("config=HeadsConfig", "config=dict"), "config must be a dataclass"),
+        (GOOD.replace("_heavy:build", "_heavy"), "build must be callable or 'module:name'"),
+        (GOOD.replace('"{name}"', '"a/b"'), "drafter name 'a/b': use letters"),
+    ],
+)
+def test_a_broken_plug_in_is_reported_and_the_others_work(
+    install: Install, source: str, reason: str
+) -> None:
+    install("falcon-lab-broken", source, version="0.3.0")
+    install("falcon-lab-heads", GOOD, name="heads")
+    components, [message] = loaded()
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    [failure] = components.failures
+    assert (failure.distribution, failure.version) == ("falcon-lab-broken", "0.3.0")
+    assert reason in failure.error
+    assert message == str(failure)
+    assert "\n" not in message
+
+
+def test_a_broken_plug_in_matters_to_who_names_what_it_should_have_brought(
+    install: Install,
+) -> None:
+    install("falcon-lab-broken", "import does_not_exist", version="0.3.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        assert load_experiment(None).drafter["name"] == "falcon"
+        with pytest.raises(ConfigError) as caught:
+            load_experiment(None, ["drafter.name=hydra"])
+    assert (
+        "no drafter named 'hydra'; known: falcon; falcon-lab-broken 0.3.0 did not load: Module"
+        in str(caught.value)
+    )
+
+
+def test_a_name_taken_twice_is_refused_bare_and_shadows_nothing(install: Install) -> None:
+    install("falcon-lab-other", GOOD, name="falcon")
+    components, _ = loaded()
+    with pytest.raises(ConfigError, match="write falcon-lab/falcon or falcon-lab-other/falcon"):
+        load_experiment(None, components=components)
+    for name in ("falcon-lab/falcon", "falcon-lab-other/falcon"):
+        experiment = load_experiment(None, [f"drafter.name={name}"], components=components)
+        assert experiment.drafter["name"] == name
+
+
+def test_the_allow_list_names_the_distributions_that_are_loaded(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("falcon-lab-one", GOOD, name="one")
+    install("falcon-lab-two", GOOD, name="two")
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", " Falcon_Lab.Two ,")
+    assert names(loaded()[0]) == ["falcon-lab/falcon", "falcon-lab-two/two"]
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "")
+    assert names(loaded()[0]) == ["falcon-lab/falcon"]
+    assert "falcon_lab_one" not in sys.modules
+    monkeypatch.delenv("FALCON_LAB_PLUGINS")
+    assert {"falcon-lab-one/one", "falcon-lab-two/two"} <= set(names(loaded()[0]))
+
+
+def test_an_allowed_distribution_that_is_not_installed_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "falcon-lab-nowhere")
+    components, [message] = loaded()
+    assert message.startswith("falcon-lab-nowhere did not load: FALCON_LAB_PLUGINS names it")
+    assert names(components) == ["falcon-lab/falcon"]
+
+
+def test_a_component_registered_twice_by_one_plug_in_is_an_error() -> None:
+    registrar = Registrar("dist", "1")
+    registrar.controller("x", lambda config, context: None)
+    registrar.drafter("x", lambda config, context: None)
+    with pytest.raises(ValueError, match="controller 'x' is registered twice"):
+        registrar.controller("x", lambda config, context: None)
+
+
+def with_sample(sample_wheel: Path, *arguments: str) -> str:
+    """``falcon-lab`` with the sample distribution beside it: what it prints."""
+    here = str(Path(falcon_lab.__file__).parents[1])
+    environment = {**os.environ, "FALCON_LAB_PLUGINS": "falcon-lab-sample"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(sample_wheel), here])
+    ran = subprocess.run(
+        [sys.executable, "-m", "falcon_lab", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    return ran.stdout
+
+
+def test_a_wheel_with_three_components_shows_all_three(sample_wheel: Path) -> None:
+    listing = json.loads(with_sample(sample_wheel, "plugins", "--strict"))
+    brought = {
+        (each["kind"], each["name"], each["version"])
+        for each in listing["components"]
+        if each["distribution"] == "falcon-lab-sample"
+    }
+    assert brought == {
+        ("drafter", "sample-mlp", "0.3.0"),
+        ("schedule", "sample-step", "0.3.0"),
+        ("tree_builder", "sample-rake", "0.3.0"),
+    }
+    assert listing["failures"] == []
+
+
+def test_a_yaml_may_name_all_three_components_of_a_wheel(
+    sample_wheel: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "drafter: {name: sample-mlp, width: 1}\n"
+        "glancing: {name: sample-step}\n"
+        "tree: {name: falcon-lab-sample/sample-rake, depth: 2}\n"
+    )
+    resolved = with_sample(sample_wheel, "run", str(path), "--dry-run")
+    assert "  name: sample-mlp\n  width: 1\n" in resolved
+    assert "  name: sample-step\n  until: 0.5\n  ratio: 0.3\n" in resolved
+    assert "  name: falcon-lab-sample/sample-rake\n  width: 2\n  depth: 2\n" in resolved

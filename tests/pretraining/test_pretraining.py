@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from falcon_lab.config.schema import ModelShape, PretrainingConfig
+from falcon_lab.data.packing import Batch
+from falcon_lab.errors import FalconLabError
+from falcon_lab.pretraining.training import (
+    Pretraining,
+    build_model,
+    matrices_and_rest,
+    next_token_loss,
+)
+from tiny_models import tiny_tokenizer
+
+SHAPE = ModelShape(layers=1, hidden=16, intermediate=32, heads=2, max_positions=32)
+
+
+def packed(*documents: list[int], mask: list[int] | None = None) -> Batch:
+    """Documents one behind the other in one row."""
+    flat = [token for document in documents for token in document]
+    numbers = [n for n, document in enumerate(documents) for _ in document]
+    places = [place for document in documents for place in range(len(document))]
+    return Batch(
+        tokens=torch.tensor([flat]),
+        loss_mask=torch.tensor([mask or [1] * len(flat)], dtype=torch.bool),
+        documents=torch.tensor([numbers]),
+        positions=torch.tensor([places]),
+        index=torch.tensor(0),
+    )
+
+
+def module(**recipe: float) -> Pretraining:
+    model = build_model(SHAPE, tiny_tokenizer(), seed=0)
+    return Pretraining(model, PretrainingConfig(model=SHAPE, **recipe))  # type: ignore[arg-type]
+
+
+def test_the_loss_is_over_tokens_that_follow_one_of_their_own_document() -> None:
+    batch = packed([1, 2, 3], [4, 5], mask=[1, 1, 0, 1, 1])
+    logits = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    total, count = next_token_loss(logits, batch)
+    logs = logits.log_softmax(-1)[0]
+    assert count == 2  # 2 after 1 and 5 after 4; 3 is masked, 4 begins a document
+    assert float(total) == pytest.approx(float(-logs[0, 2] - logs[3, 5]), rel=1e-5)
+
+
+def test_a_seed_gives_one_model_and_the_global_state_is_not_touched() -> None:
+    state = torch.random.get_rng_state()
+    first, again, other = (build_model(SHAPE, tiny_tokenizer(), seed=s) for s in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert weights(first).equal(weights(again))
+    assert not weights(first).equal(weights(other))
+    assert first.lm_head.weight is first.get_input_embeddings().weight
+
+
+def weights(model: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_document_does_not_see_the_one_before_it() -> None:
+    trained = module()
+    alone, _ = trained.loss_of(packed([4, 5, 6, 7]))
+    first, _ = trained.loss_of(packed([9, 8, 9]))
+    both, _ = trained.loss_of(packed([9, 8, 9], [4, 5, 6, 7]))
+    assert both.item() == pytest.approx((first + alone).item(), rel=1e-4)
+
+
+def test_only_matrices_decay() -> None:
+    model = build_model(SHAPE, tiny_tokenizer(), seed=0)
+    matrices, rest = matrices_and_rest(model, 0.1)
+    assert (matrices["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    assert all(p.ndim >= 2 for p in matrices["params"])
+    assert all(p.ndim < 2 for p in rest["params"])
+    assert len(matrices["params"]) + len(rest["params"]) == len(list(model.parameters()))
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    schedule = module(lr=1.0, steps=100, warmup_steps=10).configure_optimizers()["lr_scheduler"]
+    factor = schedule["scheduler"].lr_lambdas[0]
+    assert factor(0) == pytest.approx(0.1)
+    assert factor(9) == pytest.approx(1.0)
+    rates = [factor(step) for step in range(10, 101)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.01)
+
+
+def test_a_loss_that_is_no_number_names_the_step_and_what_to_change() -> None:
+    trained = module(lr=0.5)
+    with torch.no_grad():
+        trained.model.lm_head.weight.fill_(math.nan)
+    with pytest.raises(FalconLabError, match=r"nan at step 0; lower target\.pretraining\.lr .*0.5"):
+        trained.training_step(packed([1, 2, 3]), 0)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from falcon_lab.studies.bench import machine
+from falcon_lab.studies.bench.machine import MIB, fastest, measure_machine
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.SIDE, "cpu", 64)
+
+
+@pytest.mark.parametrize(
+    ("working_set", "copied"), [(1, MIB), (3 * MIB, 3 * MIB), (10**15, 512 * MIB)]
+)
+def test_a_copy_is_as_large_as_the_work_within_limits(
+    working_set: int, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if copied > 4 * MIB:
+        monkeypatch.setitem(machine.COPIED, "cpu", (MIB, 4 * MIB))
+        copied = 4 * MIB
+    found = measure_machine(CPU, torch.float32, working_set, seconds=0.001)
+    assert found.copied_bytes == copied
+
+
+def test_both_rates_are_those_of_the_best_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "fastest", lambda call, device, *, seconds: 0.5)
+    found = measure_machine(CPU, torch.float64, 2 * MIB)
+    assert found.bytes_per_second == 4 * MIB
+    assert found.operations_per_second == 2 * 2 * 64**3
+    assert (found.matrix_side, found.dtype) == (64, "torch.float64")
+
+
+def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Calls of 3 s, 2 s, then 1 s of a clock that the calls themselves move.
+    now, costs = [0.0], [3.0, 2.0]
+
+    def call() -> None:
+        now[0] += costs.pop(0) if costs else 1.0
+
+    monkeypatch.setattr(machine, "perf_counter", lambda: now[0])
+    assert fastest(call, CPU, seconds=3.5) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_this_machine_can_be_measured(dtype: torch.dtype) -> None:
+    found = measure_machine(CPU, dtype, MIB, seconds=0.01)
+    assert found.bytes_per_second > 0
+    assert found.operations_per_second > 0

@@ -1,0 +1,108 @@
+"""Table, picture and report of a comparison with known figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from comparisons import measured, results
+from falcon_lab.studies.compare.page import (
+    NODES,
+    ROUND,
+    headline,
+    render,
+    speed_against,
+    write_page,
+)
+from falcon_lab.studies.compare.table import DETAILS, ROWS, format_comparison, warnings
+
+
+def line_of(head: str, text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"{head} "))
+
+
+def test_the_table_has_every_head_at_every_budget_and_temperature_the_fastest_first() -> None:
+    lines = format_comparison(results()).splitlines()[2:6]
+    assert [line.split()[:3] for line in lines] == [
+        ["fast", "chain-2", "0"],
+        ["slow", "chain-2", "0"],
+        ["fast", "chain-2", "1"],
+        ["slow", "chain-2", "1"],
+    ]
+
+
+def test_a_row_has_speed_tau_both_ways_alpha_round_and_split() -> None:
+    text = format_comparison(results())
+    assert re.split(r"\s{2,}", text.splitlines()[0].strip()) == list(ROWS)
+    line = line_of("fast", text)
+    assert "2.86× [2.00, 4.57]" in line
+    for figure in ("1.86", "0.86", "46.2", "0.75", "20/60", "yes"):
+        assert figure in line.split()
+
+
+def test_acceptance_by_position_and_memory_stand_in_a_table_of_their_own() -> None:
+    _, _, table = format_comparison(results()).partition(DETAILS[3])
+    assert re.split(r"\s{2,}", line_of("fast", table))[-2:] == ["43 43 0 0", "1.0"]
+
+
+def test_the_heads_are_listed_with_what_training_took_and_their_best_budget() -> None:
+    line = next(x for x in format_comparison(results()).splitlines() if "1,234,567" in x)
+    assert re.split(r"\s{2,}", line) == [
+        "fast",
+        "2",
+        "1,234,567",
+        "0 1",
+        "4,096",
+        "7",
+        "chain-2 (T=0)",
+    ]
+
+
+def test_who_is_ahead_is_said_with_its_interval() -> None:
+    assert "T=0 chain-2: fast over slow 2.86× [2.00, 4.57]" in format_comparison(results())
+    assert headline(results()) == (
+        "fast is the fastest of 2 heads at 2.86× [2.00, 4.57] (chain-2), clearly ahead of slow: "
+        "2.86× [2.00, 4.57]."
+    )
+
+
+def test_a_lossy_head_is_labelled_wherever_it_is_named() -> None:
+    found = measured()
+    lossy = replace(found, lossless={c: c.head != "fast" for c in found.rows})
+    shown = results(lossy)
+    text = format_comparison(shown)
+    assert line_of("fast", text).startswith("fast (lossy)")
+    assert "fast uses a lossy rule" in text
+    assert "fast (lossy)" in headline(shown)
+    assert "fast (lossy)" in speed_against(NODES, shown["rows"])
+    assert "fast uses a lossy rule" in render(shown)
+
+
+def test_what_must_be_known_first_is_said() -> None:
+    shown = results()
+    assert warnings(shown) == []
+    shown["rows"][0] |= {"identical_share": 0.75, "largest_margin": 0.25}
+    shown["left_out"] = {"gone": "no drafter named 'gone' is installed"}
+    assert warnings(shown) == [
+        "fast chain-2 differs from plain decoding on 25 % of its answers (widest logit margin "
+        "there 0.2500).",
+        "gone is left out: no drafter named 'gone' is installed.",
+    ]
+
+
+def test_the_picture_has_a_panel_a_temperature_and_a_line_a_head() -> None:
+    for what in (NODES, ROUND):
+        svg = speed_against(what, results()["rows"])
+        for words in ("greedy", "temperature 1", "fast", "slow", what[1]):
+            assert words in svg
+        assert speed_against(what, []) == ""
+
+
+def test_the_report_is_one_file_with_every_part(tmp_path: Path) -> None:
+    path = write_page(tmp_path / "tiny.html", results())
+    html = path.read_text("utf-8")
+    for part in ("Speed-up against nodes", "Comparison", "Who is ahead", "The heads", "Provenance"):
+        assert f"<h2>{part}</h2>" in html
+    assert "<svg" in html
+    assert "http://" not in re.sub(r"http://www\.w3\.org[^\"]*", "", html)

@@ -1,0 +1,89 @@
+"""The final table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from falcon_lab.measure.results import build_results
+from falcon_lab.studies.evaluate import align, format_table, warnings
+from measuring import HARDWARE, TARGET, measurement
+
+
+def results(target: Any = TARGET, **changes: Any) -> dict[str, Any]:
+    left_out = {"lookup": "not installed"}
+    return build_results(
+        measurement(**changes), experiment={}, target=target, hardware=HARDWARE, left_out=left_out
+    )
+
+
+def test_the_table_shows_what_was_measured() -> None:
+    found = results()
+    lines = format_table(found).splitlines()
+    assert lines[0].split() == [
+        "method",
+        "tok/s",
+        "speed-up",
+        "[95",
+        "%]",
+        "τ",
+        "τ",
+        "draft",
+        "α",
+        "%",
+        "identical",
+    ]
+    [tree, work] = [line for line in lines if line.startswith("tree")]
+    s = found["methods"]["tree"]
+    speedup = s["speedup"]
+    interval = f"{speedup['ratio']:.2f}× [{speedup['low']:.2f}, {speedup['high']:.2f}]"
+    assert tree.split() == [
+        "tree",
+        f"{s['tokens_per_second']:.1f}",
+        *interval.split(),
+        f"{s['tau']:.2f}",
+        f"{s['tau_draft']:.2f}",
+        f"{100 * s['alpha']:.1f}",
+        "yes",
+    ]
+    shares = [f"{100 * share:.0f}" for share in s["acceptance"]]
+    assert work.split() == ["tree", "20", "60", "10", "10", "16.0", "4.0", *shares]
+    assert "Left out: lookup (not installed)" in lines
+
+
+def test_methods_come_in_order_and_the_columns_stand_under_each_other() -> None:
+    block = format_table(results()).split("\n\n")[0].splitlines()
+    assert [line.split("  ")[0] for line in block[2:]] == ["plain", "HF generate", "chain", "tree"]
+    right = block[0].index("tok/s") + len("tok/s")
+    assert all(line[:right].rstrip()[-1].isdigit() and line[right] == " " for line in block[2:])
+    assert max(map(len, block)) <= 100
+
+
+def test_the_figures_of_a_method_that_drafts_nothing_are_dashes() -> None:
+    plain = next(line for line in format_table(results()).splitlines() if line.startswith("plain"))
+    assert plain.split()[2:] == ["—"] * 5
+
+
+def test_a_lossy_rule_a_difference_and_a_failed_gate_are_said_aloud() -> None:
+    bad = dict(TARGET, quality={"passed": False, "verdict": "0.40 of its completions parse"})
+    found = results(bad, lossy=True, diverging=True)
+    text = format_table(found)
+    assert "tree (lossy)" in text
+    assert "no: 7 of 8" in text
+    assert "! The target did not pass its quality gate: 0.40 of its completions parse." in text
+    assert "! tree uses a lossy rule" in text
+    assert "1 of 8 prompts" in text
+    assert "margin there 0.003" in text
+
+
+def test_a_clean_measurement_warns_of_nothing() -> None:
+    assert warnings(results()) == []
+    assert warnings(results(dict(TARGET, quality=None))) == []
+
+
+@pytest.mark.parametrize("rows", [[("a", "b", "c"), ("1", "22", "x"), ("333", "4", "yy")]])
+def test_the_first_and_last_column_are_aligned_left(rows: list[tuple[str, ...]]) -> None:
+    assert align(rows) == "a     b  c\n──────────\n1    22  x\n333   4  yy".replace(
+        "──────────", "─" * 11
+    )

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from falcon_lab.sampling import Sampling
+
+LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+
+
+def kept(**options: Any) -> list[float]:
+    return Sampling(**options).probabilities(LOGITS).tolist()
+
+
+def test_the_filters_keep_the_most_likely_tokens_and_renormalise() -> None:
+    assert kept(temperature=1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05])
+    assert kept(temperature=1.0, top_k=2) == pytest.approx([0.625, 0.375, 0, 0])
+    assert kept(temperature=1.0, top_p=0.79) == pytest.approx([0.625, 0.375, 0, 0])
+    assert kept(temperature=1.0, top_p=0.81) == pytest.approx(
+        [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]
+    )
+    assert kept(temperature=1.0, top_p=1e-9) == [1, 0, 0, 0]
+    assert kept(temperature=1.0, top_k=3, top_p=0.5) == [1, 0, 0, 0]
+    assert kept(temperature=0.5)[0] == pytest.approx(0.25 / (0.25 + 0.09 + 0.0225 + 0.0025))
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, 1.0]])
+    assert Sampling().probabilities(logits).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert Sampling().draw(logits, torch.Generator()).tolist() == [1, 0]
+
+
+def test_a_seed_gives_one_draw_and_shapes_are_kept() -> None:
+    sampling = Sampling(temperature=1.0)
+    rows = LOGITS.expand(5, 3, 4)
+    first, again = (sampling.draw(rows, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert first.shape == (5, 3)
+    assert torch.equal(first, again)
+    assert sampling.draw(LOGITS, torch.Generator()).shape == ()
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
+def test_a_setting_out_of_range_is_refused_by_name(options: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Sampling(**options)
