@@ -28,9 +28,9 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     import torch
 
     from falcon_bench.attention_cost import bench_attention, format_attention
-    from falcon_lab.measure.benchmark import torch_threads
     from falcon_lab.measure.results import write_results
     from falcon_lab.model.attention.choosing import AttentionShape
+    from falcon_lab.timing import torch_threads
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given = dict(word.split("=", 1) for word in arguments)

@@ -28,11 +28,11 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
     from falcon_bench.scaling_cost import bench_scaling, format_scaling, write_plot
     from falcon_lab.config.load import load_experiment
-    from falcon_lab.measure.benchmark import torch_threads
     from falcon_lab.measure.pass_costs import Sizes
     from falcon_lab.measure.results import write_results
     from falcon_lab.plugins.discovery import load_components
     from falcon_lab.pretraining.target import ensure_target
+    from falcon_lab.timing import torch_threads
 
     settings, overrides = split(arguments)
     turns, threads = settings.pop("turns", 40), settings.pop("threads", 1)

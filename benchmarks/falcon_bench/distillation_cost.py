@@ -18,6 +18,7 @@ under Lightning as it always does; the others are looked after by a callback bet
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
 from typing import Any, Self
 
 import torch
@@ -54,6 +54,7 @@ from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.studies.bench.machine import Machine, measure_machine
 from falcon_lab.studies.bench.memory import peak_of
 from falcon_lab.studies.evaluate import NOTHING, align
+from falcon_lab.timing import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def measure_apart(shape: Shape, *, threads: int) -> dict[str, Any]:
         FalconLabError: the system does not tell a process's peak.
     """
     command = [sys.executable, "-m", __name__, json.dumps(asdict(shape) | {"threads": threads})]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # benchmarks/ too
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
         return {"shape": asdict(shape), "error": last[0]}
@@ -176,13 +178,12 @@ def measure(shape: Shape) -> dict[str, Any]:
 
     run(_batch(shape, 1, WARM_UP_TOKENS))
     batch = _batch(shape, shape.sequences, shape.length)
-    started = perf_counter()
     losses: list[float] = []
-    peak = peak_of(lambda: losses.append(run(batch)), torch.device("cpu"))
+    with Stopwatch() as watch:
+        peak = peak_of(lambda: losses.append(run(batch)), torch.device("cpu"))
     if peak is None:
         raise FalconLabError("this system does not tell how much memory a process had at its peak")
-    seconds = perf_counter() - started
-    return {"shape": asdict(shape), **asdict(peak), "seconds": seconds, "loss": losses[0]}
+    return {"shape": asdict(shape), **asdict(peak), "seconds": watch.wall, "loss": losses[0]}
 
 
 def _module(shape: Shape) -> Distillation:
@@ -350,35 +351,31 @@ class InTurns(Callback):
         self.losses: dict[str, list[float]] = {name: [] for name in (*loops, OURS)}
         self.parts: dict[str, list[float]] = {}
         self.batches: list[Batch] = []
-        self._since = (0.0, 0.0)
+        self._watch = Stopwatch()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Our clock starts."""
-        self._since = _now()
+        self._watch.start()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop our clock, let the others have their turn, and start it again."""
         assert isinstance(pl_module, Distillation)
-        self._note(OURS, self._since, float(outputs["loss"]))
+        self._note(OURS, float(outputs["loss"]))
         self.batches.append(batch)
         for part, taken in pl_module.clock.seconds.items():
             self.parts.setdefault(part, []).append(taken)
         for name, loop in self.loops.items():
-            started = _now()
-            self._note(name, started, loop.step(batch))
-        self._since = _now()
+            self._watch.start()
+            self._note(name, loop.step(batch))
+        self._watch.start()
 
-    def _note(self, name: str, started: tuple[float, float], loss: float) -> None:
-        wall, cpu = _now()
-        self.seconds[name].append(wall - started[0])
-        self.cpu[name].append(cpu - started[1])
+    def _note(self, name: str, loss: float) -> None:
+        self._watch.lap()
+        self.seconds[name].append(self._watch.wall)
+        self.cpu[name].append(self._watch.cpu)
         self.losses[name].append(loss)
-
-
-def _now() -> tuple[float, float]:
-    return perf_counter(), process_time()
 
 
 def bench_distillation(

@@ -39,8 +39,9 @@ from falcon_lab.model.recording import Recorder, recorder_for
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import FalconConfig, FixedConfig, StaticConfig
 from falcon_lab.studies.bench.loops import HF, HF_STATIC, METHODS, hf_modes
-from falcon_lab.studies.bench.machine import Machine, PassCost, fastest, measure_machine
+from falcon_lab.studies.bench.machine import Machine, PassCost, measure_machine
 from falcon_lab.studies.evaluate import NOTHING, align, number
+from falcon_lab.timing import fastest
 from falcon_lab.trees.template_tree import StaticTree
 
 

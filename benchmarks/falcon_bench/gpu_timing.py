@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.measure.benchmark import Engine
 from falcon_lab.sampling import Sampling
+from falcon_lab.timing import Stopwatch, in_turns
 
 PARTS = ("draft", "verify", "accept", "commit", "overhead")
 OURS = ("accept", "commit", "overhead")
@@ -81,27 +81,22 @@ def rates(
     first = 0.0
     if any(map(_opaque, engines.values())):
         first = median(write(reading, prompt, 1)[0] for _ in range(repeats + 1))
-    names = list(engines)
-    for repeat in range(repeats):
-        turn = repeat % len(names)
-        for name in names[turn:] + names[:turn]:
-            taken[name].append(write(engines[name], prompt, tokens))
+    for _, name in in_turns(list(engines), repeats):
+        taken[name].append(write(engines[name], prompt, tokens))
     return {name: _rate(taken[name], _opaque(engines[name]), first) for name in engines}
 
 
 def write(engine: Engine, prompt: Tensor, tokens: int) -> tuple[float, Generation]:
     """Wall seconds of a text, and the text."""
-    _wait(prompt.device)
-    begin = perf_counter()
-    out = engine.generate(
-        prompt,
-        max_new_tokens=tokens,
-        sampling=Sampling(),
-        generator=torch.Generator(prompt.device).manual_seed(0),
-        stop=StopCondition(),
-    )
-    _wait(prompt.device)
-    return perf_counter() - begin, out
+    with Stopwatch(prompt.device) as watch:
+        out = engine.generate(
+            prompt,
+            max_new_tokens=tokens,
+            sampling=Sampling(),
+            generator=torch.Generator(prompt.device).manual_seed(0),
+            stop=StopCondition(),
+        )
+    return watch.wall, out
 
 
 def _rate(taken: Sequence[tuple[float, Generation]], opaque: bool, first: float) -> Rate:
@@ -132,8 +127,3 @@ def _part(out: Generation, name: str) -> float:
 
 def _opaque(engine: Engine) -> bool:
     return bool(getattr(engine, "opaque", False))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

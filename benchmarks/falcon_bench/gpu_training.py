@@ -11,7 +11,6 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.pretraining.training import Pretraining, build_model, data_of, trained_tokenizer
 from falcon_lab.run import Run
+from falcon_lab.timing import Stopwatch
 
 Announce = Callable[[str], None]
 
@@ -133,23 +133,22 @@ def make_target(plan: Plan, folder: Path, announce: Announce) -> None:
     recipe.steps, recipe.warmup_steps = steps, max(1, min(200, steps // 20))
     announce(f"target: {steps} steps")
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
-    begun = perf_counter()
     arguments = trainer_of(plan, steps)
-    trainer = train(
-        Pretraining(model, recipe), data, arguments, folder / "pretrain", checkpoint_every=NEVER
-    )
-    seconds = perf_counter() - begun
+    with Stopwatch() as watch:
+        trainer = train(
+            Pretraining(model, recipe), data, arguments, folder / "pretrain", checkpoint_every=NEVER
+        )
     loss = held_out(model, recipe, data)
     model.to(getattr(torch, plan.dtype)).save_pretrained(place)
     found = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": int(trainer.global_step),
         "tokens": int(trainer.global_step) * plan.batch_size * plan.length,
-        "seconds": seconds,
+        "seconds": watch.wall,
         "nats_per_token": loss,
     }
     write_atomically(place / LOSS, json.dumps(found, indent=1))
-    announce(f"target: {loss:.2f} nats a token, {seconds:.0f} s")
+    announce(f"target: {loss:.2f} nats a token, {watch.wall:.0f} s")
 
 
 @torch.no_grad()
@@ -210,16 +209,15 @@ def recipe_of(plan: Plan, folder: Path) -> PretrainingConfig:
 
 
 class Stamps(Callback):
-    """Notes when each step ended."""
+    """Notes the seconds of each step."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.seconds: list[float] = []
+        self._watch = Stopwatch(resolve_device("auto"))
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """A step has ended."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.ends.append(perf_counter())
+        """Note a step that has ended."""
+        self.seconds.append(self._watch.lap())
 
 
 def steps_within(
@@ -236,9 +234,8 @@ def steps_within(
     stamps, where = Stamps(), folder / "calibration"
     arguments = trainer_of(plan, CALIBRATION)
     train(module(), data, arguments, where, checkpoint_every=NEVER, callbacks=[stamps])
-    half = CALIBRATION // 2  # the first ones set things up
-    each = (stamps.ends[-1] - stamps.ends[half - 1]) / (len(stamps.ends) - half)
-    return max(1, int(60 * plan.minutes / each))
+    settled = stamps.seconds[CALIBRATION // 2 :]  # the first ones set things up
+    return max(1, int(60 * plan.minutes * len(settled) / sum(settled)))
 
 
 def trainer_of(plan: Plan, steps: int) -> dict[str, Any]:
@@ -267,11 +264,11 @@ def train_drafter(plan: Plan, folder: Path, announce: Announce) -> None:
     announce(f"drafter: {len(data.train_rows)} sequences of {plan.length} tokens")
     steps = plan.steps or steps_within(plan, lambda: distillation(first, target), data, folder)
     announce(f"drafter: {steps} steps")
-    begun = perf_counter()
+    watch = Stopwatch()
     with Run.open(drafter_experiment(plan, folder, steps), announce=announce) as current:
         current.target, current.data = target, data
         stage.train_drafter(current)
-    found = {"steps": steps, "seconds": perf_counter() - begun, "block": plan.block}
+    found = {"steps": steps, "seconds": watch.lap(), "block": plan.block}
     write_atomically(done, json.dumps(found, indent=1))
 
 

@@ -22,6 +22,7 @@ from falcon_lab.measure import provenance
 from falcon_lab.measure.pass_costs import Probe, Sizes, once, probes_of
 from falcon_lab.report.plots import COLOURS, STYLE
 from falcon_lab.studies.evaluate import align
+from falcon_lab.timing import in_turns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,11 +112,9 @@ def alternate(probes: Sequence[Probe], turns: int, device: torch.device) -> list
     of one kind follow each other.
     """
     taken: list[list[float]] = [[] for _ in probes]
-    for turn in range(turns):
-        for place in range(len(probes)):
-            number = (turn + place) % len(probes)
-            once(probes[number], device)
-            taken[number].append(once(probes[number], device))
+    for _, number in in_turns(range(len(probes)), turns):
+        once(probes[number], device)
+        taken[number].append(once(probes[number], device))
     return taken
 
 

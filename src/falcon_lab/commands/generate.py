@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 import click
 import torch
@@ -18,6 +17,7 @@ from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.interfaces import Acceptance
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import sampling_of, stop_of
+from falcon_lab.timing import Stopwatch
 from falcon_lab.tree import TokenTree
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -41,11 +41,11 @@ class Stream:
         self, tokens: list[int], drafted: int, tree: TokenTree | None, accepted: Acceptance | None
     ) -> None:
         """Write a round's tokens: first the ``drafted`` ones, then the target's own."""
-        started = perf_counter()
-        self._write(tokens[:drafted], drafted=True)
-        self._write(tokens[drafted:], drafted=False)
-        sys.stdout.flush()
-        self.seconds += perf_counter() - started
+        with Stopwatch() as watch:
+            self._write(tokens[:drafted], drafted=True)
+            self._write(tokens[drafted:], drafted=False)
+            sys.stdout.flush()
+        self.seconds += watch.wall
 
     def finish(self) -> None:
         """Write what was held back, and end the line."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +24,7 @@ from falcon_lab.distill.training import make_optimizer
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import GlancingSchedule, Objective, TrainableDrafter, Unrolls
 from falcon_lab.model.taps import tapped_for
+from falcon_lab.timing import Stopwatch
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -70,7 +70,7 @@ class Distillation(LightningModule):
         self.seed = seed
         self.max_steps = max_steps
         self._validation: metrics.Tally | None = None
-        self._step_started: float | None = None
+        self._step_watch: Stopwatch | None = None
         self.clock = StepClock()
         self._logged = False  # whether Lightning hands this step's values on
 
@@ -100,15 +100,15 @@ class Distillation(LightningModule):
         loss = values.pop("train/loss", 0.0)
         self._refuse_bad("loss", loss)
         self.log("train/loss", loss, prog_bar=True, rank_zero_only=True, batch_size=1)
-        now, before = perf_counter(), self._step_started
-        self._step_started = now
+        seconds = self._step_watch.lap() if self._step_watch else None
+        self._step_watch = self._step_watch or Stopwatch()
         if not self._logged:
             return
         values["train/revealed"] = reduced["train/revealed"][0]  # all processes together
         values["train/glance_ratio"] = ratio
         values["train/lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        if before is not None:
-            values["train/tokens_per_second"] = tokens / (now - before)
+        if seconds is not None:
+            values["train/tokens_per_second"] = tokens / seconds
         self.log_dict(values, rank_zero_only=True, batch_size=1)
 
     def on_after_backward(self) -> None:
@@ -159,7 +159,7 @@ class Distillation(LightningModule):
         assert self._validation is not None
         values = metrics.means(self._validation.reduced())
         self.log_dict(values, rank_zero_only=True, batch_size=1)
-        self._step_started = None  # validation is not training time
+        self._step_watch = None  # validation is not training time
         self.clock.mark()
 
     def lesson(self, batch: Batch) -> Lesson:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import torch
+
+from falcon_lab.timing import Stopwatch
 
 
 class StepClock:
@@ -16,27 +16,22 @@ class StepClock:
 
     def __init__(self) -> None:
         self._parts: dict[str, float] = {}
-        self._since = perf_counter()
-        self._device: torch.device | None = None
+        self._watch = Stopwatch()
 
     def begin(self, device: torch.device, *, wanted: bool) -> None:
         """Start a step: what went before, since ``mark``, was waiting for its data."""
-        waited = perf_counter() - self._since
-        self._device = device if wanted and device.type == "cuda" else None
-        self._parts = {"data": waited}
+        self._watch.device = None
+        self._parts = {"data": self._watch.lap()}
+        self._watch.device = device if wanted else None
         self.mark()
 
     def mark(self) -> None:
         """Whatever comes next begins here."""
-        if self._device is not None:
-            torch.cuda.synchronize(self._device)
-        self._since = perf_counter()
+        self._watch.start()
 
     def lap(self, name: str) -> None:
         """What was done since the last mark or lap belongs to ``name``."""
-        before = self._since
-        self.mark()
-        self._parts[name] = self._parts.get(name, 0.0) + self._since - before
+        self._parts[name] = self._parts.get(name, 0.0) + self._watch.lap()
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -5,7 +5,6 @@ Shapes: P prompt tokens, V vocabulary.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.metrics import NextLogits, held_against
 from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
 from falcon_lab.sampling import Sampling
+from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
 if TYPE_CHECKING:
     from falcon_lab.decoding.generation import Generation
@@ -187,8 +187,7 @@ class _Session:
             for place in range(len(self.prompts)):
                 group = self.known.get((repeat, place))
                 if group is None:
-                    first = (repeat + place) % len(names)
-                    group = self._group(names[first:] + names[:first], repeat, place, report)
+                    group = self._group(rotated(names, repeat + place), repeat, place, report)
                 for name, turns in group.items():
                     self.taken.setdefault((name, place), []).append(turns)
 
@@ -219,21 +218,22 @@ class _Session:
         self, name: str, prompt: EncodedPrompt, tokens: Tensor, generator: torch.Generator
     ) -> TurnRow:
         engine = self.engines[name]
-        begin = _clock(tokens.device)
-        out = engine.generate(
-            tokens,
-            max_new_tokens=self.config.max_new_tokens,
-            sampling=self.sampling,
-            generator=generator,
-            stop=self.stop,
-        )
-        wall = _clock(tokens.device) - begin
+        with Stopwatch(tokens.device) as watch:
+            out = engine.generate(
+                tokens,
+                max_new_tokens=self.config.max_new_tokens,
+                sampling=self.sampling,
+                generator=generator,
+                stop=self.stop,
+            )
         return TurnRow(
             prompt_tokens=tokens.shape[0],
             tokens=[int(token) for token in out.tokens],
             text=self._text(prompt, out.tokens),
             finish=out.finish,
-            times=Times(wall) if getattr(engine, "opaque", False) else _times(wall, out),
+            times=Times(watch.wall)
+            if getattr(engine, "opaque", False)
+            else _times(watch.wall, out),
             rounds=_columns(out),
         )
 
@@ -261,10 +261,8 @@ class _Session:
         )
 
 
-def _clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # kernels run behind the caller's back
-    return time.perf_counter()
+def _opaque(engine: Engine) -> bool:
+    return bool(getattr(engine, "opaque", False))
 
 
 def _times(wall: float, out: Generation) -> Times:
@@ -280,18 +278,6 @@ def _columns(out: Generation) -> RoundColumns:
         accepted=[r.accepted for r in out.rounds],
         emitted=[r.emitted for r in out.rounds],
     )
-
-
-@contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """Torch's CPU threads for the time being."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

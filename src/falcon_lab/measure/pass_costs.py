@@ -9,7 +9,6 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from falcon_lab.interfaces import BuildContext, Drafter, Frontier, Observation
 from falcon_lab.model.taps import layers_of
+from falcon_lab.timing import Stopwatch
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
 if TYPE_CHECKING:
@@ -217,15 +217,7 @@ def shaped_like(target: Target, **changes: int) -> Target:
 def once(probe: Probe, device: torch.device) -> float:
     """Seconds of one pass; what prepares it and cleans up after it is not timed."""
     probe.before()
-    _wait(device)
-    started = perf_counter()
-    probe.run()
-    _wait(device)
-    seconds = perf_counter() - started
+    with Stopwatch(device) as watch:
+        probe.run()
     probe.after()
-    return seconds
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return watch.wall

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from falcon_lab.studies.bench import machine
-from falcon_lab.studies.bench.machine import MIB, fastest, measure_machine
+from falcon_lab.studies.bench.machine import MIB, measure_machine
 
 CPU = torch.device("cpu")
 
@@ -33,17 +33,6 @@ def test_both_rates_are_those_of_the_best_sample(monkeypatch: pytest.MonkeyPatch
     assert found.bytes_per_second == 4 * MIB
     assert found.operations_per_second == 2 * 2 * 64**3
     assert (found.matrix_side, found.dtype) == (64, "torch.float64")
-
-
-def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Calls of 3 s, 2 s, then 1 s of a clock that the calls themselves move.
-    now, costs = [0.0], [3.0, 2.0]
-
-    def call() -> None:
-        now[0] += costs.pop(0) if costs else 1.0
-
-    monkeypatch.setattr(machine, "perf_counter", lambda: now[0])
-    assert fastest(call, CPU, seconds=3.5) == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -26,7 +26,7 @@ from falcon_lab.model.attention.flash_attn import FlashAttn
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import register
 from falcon_lab.model.attention.torch_flash import TorchFlash
-from falcon_lab.studies.bench.machine import fastest
+from falcon_lab.timing import fastest, in_turns
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -102,10 +102,10 @@ def time_attention(
     for context in contexts:
         for count in rows:
             best: dict[str, float] = {}
-            for _ in range(TURNS):
-                for name, call in calls(backends, shape, context, count).items():
-                    found = fastest(call, shape.device, seconds=seconds / TURNS)
-                    best[name] = min(best.get(name, found), found)
+            attention = calls(backends, shape, context, count)
+            for _, name in in_turns(list(attention), TURNS):
+                found = fastest(attention[name], shape.device, seconds=seconds / TURNS)
+                best[name] = min(best.get(name, found), found)
             yield from (Timing(name, context, count, taken) for name, taken in best.items())
 
 

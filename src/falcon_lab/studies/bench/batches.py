@@ -7,11 +7,9 @@ Shapes: B sequences at a time, P prompt tokens.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,13 +25,13 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import replacing
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import torch_threads
 from falcon_lab.measure.engines import build_methods, prompts_of, sampling_of, stop_of
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.report.plots import BASELINE, COLOURS, STYLE
 from falcon_lab.studies.bench.loops import PLAIN
 from falcon_lab.studies.evaluate import align, name_of, number
+from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
 if TYPE_CHECKING:
     from falcon_lab.decoding.engine import SpeculativeEngine
@@ -88,6 +86,7 @@ class Job:
         method: its name.
         size: B, or ``ALONE``.
         answer: lets it answer so many prompts, with so many new tokens at most.
+        device: that works for it.
         seconds: wall time of every repeat.
         texts: of the last one.
     """
@@ -95,6 +94,7 @@ class Job:
     method: str
     size: int
     answer: Callable[[int, int], list[Generation]]
+    device: torch.device
     seconds: list[float] = field(default_factory=list)
     texts: list[Generation] = field(default_factory=list)
 
@@ -134,14 +134,13 @@ def bench_batches(
     engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: plain, **built.engines}
     prompts = [prompt.tokens([]) for prompt in prompts_of(experiment, target)]
     jobs = [
-        Job(name, size, answering(engine, size, prompts, experiment))
+        Job(name, size, answering(engine, size, prompts, experiment), target.device)
         for name, engine in engines.items()
         for size in (ALONE, *sizes)
     ]
     with torch_threads(experiment.evaluation.threads):
         hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
-        now = time.process_time if clock == "cpu" else partial(_wall_clock, target.device)
-        run(jobs, len(prompts), experiment, now, announce)
+        run(jobs, len(prompts), experiment, clock, announce)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": provenance.command_line(),
@@ -196,7 +195,7 @@ def run(
     jobs: Sequence[Job],
     prompts: int,
     experiment: Experiment,
-    now: Callable[[], float],
+    clock: str,
     announce: Callable[[str], None],
 ) -> None:
     """Warm every job up; then all of them in turns, each repeat beginning with another one."""
@@ -206,11 +205,10 @@ def run(
     repeats = max(1, experiment.evaluation.repeats)
     for repeat in range(repeats):
         announce(f"repeat {repeat + 1} of {repeats}")
-        first = repeat * len(jobs) // repeats
-        for job in [*jobs[first:], *jobs[:first]]:
-            begin = now()
-            job.texts = job.answer(prompts, experiment.evaluation.max_new_tokens)
-            job.seconds.append(now() - begin)
+        for job in rotated(jobs, repeat * len(jobs) // repeats):
+            with Stopwatch(job.device) as watch:
+                job.texts = job.answer(prompts, experiment.evaluation.max_new_tokens)
+            job.seconds.append(watch.cpu if clock == "cpu" else watch.wall)
 
 
 def points_of(method: str, jobs: Sequence[Job]) -> dict[str, Any]:
@@ -282,9 +280,3 @@ def _differing(results: Mapping[str, Any]) -> list[str]:
         for one in (found["alone"], *found["batches"])
         if found["lossless"] and one["identical"] < 1
     ]
-
-
-def _wall_clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

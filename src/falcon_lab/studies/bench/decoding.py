@@ -14,7 +14,7 @@ from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.compiling import choose_target
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import Measurement, measure, torch_threads
+from falcon_lab.measure.benchmark import Measurement, measure
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import next_logits, prompts_of, sampling_of, stop_of
 from falcon_lab.measure.records import PromptRow, Times
@@ -25,6 +25,7 @@ from falcon_lab.studies.bench.loops import Contest, contest
 from falcon_lab.studies.bench.machine import Machine, PassCost, floor_of, measure_machine
 from falcon_lab.studies.bench.memory import peak_of
 from falcon_lab.studies.bench.tracing import TOKENS, write_trace
+from falcon_lab.timing import torch_threads
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target

@@ -11,9 +11,8 @@ Shapes: n rows of a pass, S rows in the cache before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 
 from falcon_lab.measure.records import PromptRow
 from falcon_lab.model.backbone import SLIDING
+from falcon_lab.timing import fastest
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -76,31 +76,6 @@ def measure_machine(
     out = torch.empty_like(left)
     product = fastest(lambda: torch.mm(left, right, out=out), device, seconds=seconds)
     return Machine(copied / copy, copied, 2 * side**3 / product, side, str(dtype))
-
-
-def fastest(call: Callable[[], object], device: torch.device, *, seconds: float) -> float:
-    """Seconds of one call: the best of many samples, each long enough for the clock."""
-
-    def sample(count: int) -> float:
-        _wait(device)
-        started = perf_counter()
-        for _ in range(count):
-            call()
-        _wait(device)
-        return (perf_counter() - started) / count
-
-    call()
-    best = sample(1)
-    count = max(1, int(0.005 / best))
-    end = perf_counter() + seconds
-    while perf_counter() < end:
-        best = min(best, sample(count))
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -11,6 +11,8 @@ from typing import Self
 
 import torch
 
+from falcon_lab.timing import synchronize
+
 PROCESS = Path("/proc/self")
 
 
@@ -41,11 +43,11 @@ def peak_of(call: Callable[[], object], device: torch.device) -> Peak | None:
     """
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         return Peak.between(before, torch.cuda.max_memory_allocated(device))
     if not (PROCESS / "clear_refs").exists():
         return None

@@ -39,7 +39,7 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import append_line, read_lines
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import PLAIN, Engine, Measurement, measure, torch_threads
+from falcon_lab.measure.benchmark import PLAIN, Engine, Measurement, measure
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import next_logits, other_prompts, stop_of
 from falcon_lab.measure.records import PromptRow, TurnRow
@@ -48,6 +48,7 @@ from falcon_lab.studies.bench.memory import peak_of
 from falcon_lab.studies.compare.budgets import BEST, NodeBudget
 from falcon_lab.studies.compare.contestants import Budgets, Cell, Contestant, engines_of, made_of
 from falcon_lab.studies.compare.plan import Plan
+from falcon_lab.timing import torch_threads
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target

@@ -15,7 +15,6 @@ from falcon_lab.config.load import to_plain
 from falcon_lab.decoding.compiling import choose_target
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import torch_threads
 from falcon_lab.measure.engines import KINDS, prompts_of, provenance_of
 from falcon_lab.measure.statistics import Interval, resampled
 from falcon_lab.model.loading import resolve_device
@@ -33,6 +32,7 @@ from falcon_lab.studies.compare.contestants import (
 from falcon_lab.studies.compare.measuring import Arena, Measured
 from falcon_lab.studies.compare.paper import held_against
 from falcon_lab.studies.compare.plan import Plan
+from falcon_lab.timing import torch_threads
 
 SCHEMA_VERSION = 1
 

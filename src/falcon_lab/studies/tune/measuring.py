@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,13 +28,13 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, Drafter, Frontier, TreeBuilder
-from falcon_lab.measure.benchmark import torch_threads
 from falcon_lab.measure.pass_costs import once, verifying
 from falcon_lab.measure.provenance import usable_cores
 from falcon_lab.plugins.builtins import ConfidenceConfig, FixedConfig
 from falcon_lab.sampling import Sampling
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.texts import Text, replay
+from falcon_lab.timing import Stopwatch, in_turns, rotated, torch_threads
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import TemplateTree
@@ -88,12 +87,11 @@ def time_threads(target: Target, counts: Sequence[int], nodes: int = NODES) -> l
     context = min(CONTEXT, target.max_positions - nodes)
     passes = [verifying(target, "context", context, context, size) for size in (1, nodes)]
     taken: dict[int, list[list[float]]] = {count: [] for count in counts}
-    for turn in range(ROUNDS + 1):
-        for count, turns in taken.items():
-            with torch_threads(count):
-                seconds = [once(timed, target.device) for timed in passes]
-            if turn:  # the first one warms up, and compiles
-                turns.append(seconds)
+    for turn, count in in_turns(counts, ROUNDS, warm_up=1):  # which compiles, too
+        with torch_threads(count):
+            seconds = [once(timed, target.device) for timed in passes]
+        if turn >= 0:
+            taken[count].append(seconds)
     return [
         ThreadCost(count, *map(median, zip(*turns, strict=True))) for count, turns in taken.items()
     ]
@@ -256,8 +254,7 @@ def measure_costs(
         for builder in contestants.values():
             prepare(bench.engine(builder))
     for turn, part in enumerate([parts[0], *parts]):
-        names = list(contestants)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in rotated(list(contestants), turn):
             sample = sample_of(bench, part, contestants[name])
             if turn and sample is not None:  # the first turn warms up
                 samples.setdefault(name, []).append(sample)
@@ -324,9 +321,9 @@ def measure_asking(bench: Bench, text: Text) -> float:
         controller = Confidence(ConfidenceConfig(), bench.context)
         taken = []
         for _ in range(LOOKS):
-            start = perf_counter()
-            controller.keep_going(1, output)
-            taken.append(perf_counter() - start)
+            with Stopwatch() as watch:
+                controller.keep_going(1, output)
+            taken.append(watch.wall)
     return median(taken)
 
 

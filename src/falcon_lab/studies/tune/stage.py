@@ -14,7 +14,7 @@ from falcon_lab.decoding.observing import most_probes
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.interfaces import BuildContext, TreeBuilder
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import PLAIN, Measurement, measure, torch_threads
+from falcon_lab.measure.benchmark import PLAIN, Measurement, measure
 from falcon_lab.measure.engines import (
     Methods,
     add_method,
@@ -47,6 +47,7 @@ from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench, choose_threads, measure_costs
 from falcon_lab.studies.tune.replay import Growth, Promise, best_growth, promise, table
 from falcon_lab.studies.tune.texts import Text, write_texts
+from falcon_lab.timing import torch_threads
 from falcon_lab.trees.paths import path_name
 from falcon_lab.trees.templates import named
 
