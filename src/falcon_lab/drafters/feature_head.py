@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.distill.compiling import Compiled, Compiler
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_batch import HeadSequences
 from falcon_lab.drafters.head_compiled import CompiledPass, CompiledPasses
-from falcon_lab.drafters.head_decoding import Decoding, Passes
+from falcon_lab.drafters.head_decoding import Decoding
 from falcon_lab.drafters.head_graphs import GraphPasses
-from falcon_lab.drafters.head_training import Rows, first_pass, unrolled
+from falcon_lab.drafters.head_layers import HeadLayers
+from falcon_lab.drafters.head_passes import Passes
+from falcon_lab.drafters.head_training import first_pass, unrolled
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
-from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     DrafterHost,
     DrafterInputs,
@@ -42,30 +42,15 @@ from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
 from falcon_lab.model.recording import Recorder, recorder_for
 
-FLEX = "flex_attention"
 
-
-class FeatureHead(nn.Module):
+class FeatureHead(HeadLayers):
     """A ``TrainableDrafter`` of blocks of k rows under the relaxed causal mask (k = 1: causal).
 
-    Its weights are those of ``fuse``, ``backbone`` and ``offsets``, and what a subclass adds.
+    The arguments are those of ``HeadLayers``, whose methods a subclass may override.
 
     Attributes:
-        block: k.
         needs: target features.
-        aligned: whether the newest k rows are one block and training covers every phase; else
-            blocks sit at multiples of k.
-        offsets: ``[k, H]``, for a head whose k predictions are all asked from the newest row, each
-            by a query of its own; None: the last k rows predict.
         passes: what drafting computes with.
-
-    Args:
-        host: the frozen target.
-        fuse: joined rows to what the decoder blocks read.
-        backbone: the decoder blocks.
-        block: k.
-        aligned: see above.
-        offsets: see above.
     """
 
     needs = frozenset({"features"})
@@ -80,44 +65,9 @@ class FeatureHead(nn.Module):
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
     ) -> None:
-        super().__init__()
-        self.block = block
-        self.aligned = aligned
-        self.host: Any = host
-        self.fuse = fuse
-        self.backbone = backbone
-        self.offsets = offsets
-        self.passes: Passes = Passes(fuse, backbone)
-        self._compiled: Compiled | None = None
-        self._decoding = Decoding(self)
-
-    # --- what a head may say otherwise --------------------------------------------------------
-
-    def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
-        """What stands beside a token in a row of true positions: the target's features.
-
-        A head that taps layers makes it of ``taps``, ``[..., L, H]``.
-
-        Returns:
-            ``[..., H]``, as wide as what the decoder blocks put out.
-        """
-        if features is None:
-            raise ValueError(f"{type(self).__name__} needs target features with every observation")
-        return features
-
-    def join(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Rows before fusing: ``[..., n]`` tokens, ``[..., n, H]`` features -> ``[..., n, C]``."""
-        embedded = self.host.embed(tokens)
-        return torch.cat([embedded, features.to(embedded.dtype)], dim=-1)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """What the blocks put out, ``[..., H]`` -> ``[..., V]``: by the target's own LM head."""
-        logits: Tensor = self.host.head(hidden.to(self.host.dtype))
-        return logits
-
-    def predicted(self, hidden: Tensor, where: Rows) -> Prediction:
-        """What training compares: here ``hidden``, ``[B, R, H]``, are the target's features."""
-        return Prediction(hidden, None, *where)
+        super().__init__(host, fuse, backbone, block=block, aligned=aligned, offsets=offsets)
+        self.passes = Passes(fuse, backbone)
+        self._decoding = Decoding(self, self.passes)
 
     # --- training -----------------------------------------------------------------------------
 
@@ -142,24 +92,6 @@ class FeatureHead(nn.Module):
             phase = self._draw_phase(runs, inputs.generator)
         return unrolled(self, inputs, runs, phase, reveal)
 
-    def compile_training(self, compiler: Compiler = torch.compile) -> None:
-        """Send the decoder blocks of a training pass through ``torch.compile``.
-
-        Fusing is left as it is, and decoding has shapes of its own.
-        """
-        self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
-
-    def train_blocks(self, **rows: Any) -> Tensor:
-        """The decoder blocks in a training pass; the arguments are ``Backbone.forward``'s."""
-        on_cpu = rows["positions"].device.type == "cpu"
-        if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
-            raise FalconLabError(
-                f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
-            )
-        fast = self._compiled if self.training and "cache" not in rows else None
-        hidden: Tensor = self.backbone(**rows) if fast is None else fast(**rows)
-        return hidden
-
     def _draw_phase(self, runs: Runs, generator: torch.Generator) -> Tensor:
         if not self.aligned:
             return torch.zeros_like(runs.number)
@@ -172,7 +104,7 @@ class FeatureHead(nn.Module):
 
     def reset(self, first: Tensor) -> None:
         """Start a sequence. (Its first token alone makes no row.)"""
-        self._decoding = Decoding(self)
+        self._decoding = Decoding(self, self.passes)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Memory of the decoder blocks' keys and values for such a sequence."""
@@ -231,7 +163,7 @@ class FeatureHead(nn.Module):
             other.passes = CompiledPasses(self, announce, compiler)
         else:
             other.passes = GraphPasses(self, announce, recorder)
-        other._decoding = Decoding(other)
+        other._decoding = Decoding(other, other.passes)
         return other
 
     @property

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,12 +30,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.head_decoding import Decoding, branch
+from falcon_lab.drafters.head_layers import HeadLayers
+from falcon_lab.drafters.head_passes import Passes
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.model.kv_cache import RowCache
 from falcon_lab.model.masks import send
-
-if TYPE_CHECKING:
-    from falcon_lab.drafters.feature_head import FeatureHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Windows:
         starts: list[int],
         lengths: list[int],
         ends: list[int],
-        drafter: FeatureHead,
+        drafter: HeadLayers,
         known: int,
         device: torch.device,
     ) -> Windows:
@@ -101,7 +99,7 @@ class Windows:
         )
 
 
-def _horizon(index: Tensor, length: Tensor, drafter: FeatureHead) -> Tensor:
+def _horizon(index: Tensor, length: Tensor, drafter: HeadLayers) -> Tensor:
     """The last row that each row of a window sees."""
     block = drafter.block
     if drafter.offsets is not None:
@@ -265,8 +263,9 @@ class HeadSequences:
         room: columns that such a sequence and a round's blocks take.
     """
 
-    def __init__(self, drafter: FeatureHead, rows: int, positions: int, room: int) -> None:
+    def __init__(self, drafter: HeadLayers, rows: int, positions: int, room: int) -> None:
         self._drafter = drafter
+        self._passes = Passes(drafter.fuse, drafter.backbone)
         self._block = drafter.block
         self._widest = room - positions  # rows of a pass that fit behind any sequence
         self._sequences = [Known() for _ in range(rows)]
@@ -283,7 +282,7 @@ class HeadSequences:
     def reset(self, row: int, first: Tensor) -> None:
         """Start a sequence. (Its first token alone makes no row.)"""
         cache = self._cache.open(row)
-        self._sequences[row] = Known(Prompt(cache, Decoding(self._drafter, cache)))
+        self._sequences[row] = Known(Prompt(cache, Decoding(self._drafter, self._passes, cache)))
 
     def observe(self, row: int, observation: Observation) -> None:
         """Keep new positions until the next round computes them, or a prompt's part at once."""

@@ -7,14 +7,15 @@ C channels of a fused row, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from falcon_lab.drafters.fusing import state_of
-from falcon_lab.drafters.head_decoding import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.drafters.head_layers import HeadLayers
+from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
 from falcon_lab.model.compiled import (
     LEAST,
     SPARE,
@@ -28,9 +29,6 @@ from falcon_lab.model.compiled import (
     size_for,
 )
 from falcon_lab.model.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from falcon_lab.drafters.feature_head import FeatureHead
 
 LONGEST = 16
 """Rows of a sequence, and sequences, up to which a pass is compiled: a recurrence is written out
@@ -49,7 +47,7 @@ class CompiledPasses(Passes):
     spare = SPARE
 
     def __init__(
-        self, drafter: FeatureHead, announce: Announce, compiler: PassCompiler = compile_ahead
+        self, drafter: HeadLayers, announce: Announce, compiler: PassCompiler = compile_ahead
     ) -> None:
         super().__init__(drafter.fuse, drafter.backbone)
         self.at_once = CompiledPass(drafter, announce, compiler)
@@ -64,7 +62,7 @@ class CompiledPass:
         compiler: makes the passes.
     """
 
-    def __init__(self, drafter: FeatureHead, announce: Announce, compiler: PassCompiler) -> None:
+    def __init__(self, drafter: HeadLayers, announce: Announce, compiler: PassCompiler) -> None:
         self._traced = Traced(drafter)
         self._block = drafter.block
         self._keys = Keys(drafter.backbone)
@@ -161,7 +159,7 @@ class CompiledPass:
 class Traced(nn.Module):
     """What is traced."""
 
-    def __init__(self, drafter: FeatureHead) -> None:
+    def __init__(self, drafter: HeadLayers) -> None:
         super().__init__()
         self.drafter = drafter
 

@@ -1,10 +1,4 @@
-"""The forward passes that a head's drafting is made of: its modules as they are.
-
-Shapes: D sequences (the root's one, or F branches), L rows of a sequence, O older rows before them,
-R = O + D·L rows of a pass, N of them asked for predictions, W columns of a mask, C channels of a
-joined row, H hidden, V vocabulary.
-
-A head's drafting side: the cache, the states of its fuse and the passes of a round.
+"""A head's drafting side: the cache, the states of its fuse and the passes of a round.
 
 The caching rule: a committed row's K/V are those of the pass that computed it last, when it saw
 everything up to the end of its block then. The first pass of a round computes the new rows
@@ -21,135 +15,15 @@ E extra rows of the first pass, S keys, H hidden.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.fusing import Fusing, State
+from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.head_layers import HeadLayers
+from falcon_lab.drafters.head_passes import NewRows, Passes, WholePass
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
-from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.kv_cache import GrowingCache, KVCache, RowCache
-
-if TYPE_CHECKING:
-    from falcon_lab.drafters.feature_head import FeatureHead
-
-
-class NewRows(NamedTuple):
-    """What a pass from tokens to logits reads, beside the cache of earlier rows.
-
-    Attributes:
-        tokens: ``[D, L]`` long.
-        features: ``[D, L, H]``.
-        state: of the fuse before each sequence, if it remembers any.
-        older: ``[O, C]`` rows fused before, computed once more ahead of the others.
-        positions: ``[R]`` long.
-        mask: ``[R, W]`` bool, who sees whom among the last W keys; None: all see all.
-        asked: N, the last rows of R.
-    """
-
-    tokens: Tensor
-    features: Tensor
-    state: State | None
-    older: Tensor
-    positions: Tensor
-    mask: Tensor | None
-    asked: int
-
-
-class AtOnce(NamedTuple):
-    """What a pass from tokens to logits gives.
-
-    Attributes:
-        hidden: ``[N, H]``.
-        logits: ``[N, V]``.
-        fused: ``[D, L, H]``, the rows as they went into the decoder blocks.
-        state: of the fuse after each sequence's last row, if it remembers any.
-    """
-
-    hidden: Tensor
-    logits: Tensor
-    fused: Tensor
-    state: State | None
-
-
-class WholePass(Protocol):
-    """A pass from tokens to logits: ``CompiledPass``, or the graphs of a GPU."""
-
-    def takes(self, tokens: Tensor, older: int, start: int) -> bool:
-        """Whether there is one for ``[D, L]`` tokens after so many older rows, the first of them
-        going to row ``start`` of the cache."""
-        ...
-
-    def __call__(self, rows: NewRows, cache: KVCache) -> AtOnce:
-        """Fuse rows, append them and older ones to the cache, and predict from the last of them."""
-        ...
-
-
-class Passes:
-    """The modules as they are.
-
-    Attributes:
-        spare: cache rows that a pass needs beyond those of its sequence.
-        at_once: what takes tokens to logits in one pass, if there is such a thing.
-    """
-
-    spare = 0
-    at_once: WholePass | None = None
-
-    def __init__(self, fuse: Fusing, backbone: Backbone) -> None:
-        self._fuse = fuse
-        self._backbone = backbone
-
-    @property
-    def held(self) -> int:
-        """Bytes of the last cache, where the next one takes them over."""
-        return 0
-
-    def capacity(self, rows: int) -> int:
-        """Rows of the cache that a sequence of so many gets."""
-        return rows
-
-    def new_cache(self, rows: int, most: int) -> GrowingCache:
-        """An empty cache of that capacity.
-
-        Args:
-            rows: that are needed.
-            most: rows up to which it doubles when more are needed.
-        """
-        layers = self._backbone.config.num_hidden_layers
-        return GrowingCache(layers, rows, self._backbone.layout, most)
-
-    def fuse(self, rows: Tensor, state: State | None) -> tuple[Tensor, State | None]:
-        """``[D, L, C]`` joined rows, going on from a state -> ``[D, L, H]`` and the next state."""
-        fused: tuple[Tensor, State | None] = self._fuse(rows, state)
-        return fused
-
-    def blocks(
-        self, rows: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> Tensor:
-        """Append rows to the cache.
-
-        Args:
-            rows: ``[1, R, H]``, fused.
-            positions: ``[1, R]`` long.
-            mask: ``[1, R, W]`` bool, who sees whom among the last W keys; None: all see all.
-            cache: earlier rows.
-
-        Returns:
-            ``[1, R, H]``.
-        """
-        hidden: Tensor = self._backbone(
-            embeddings=rows, positions=positions, mask=mask, cache=cache
-        )
-        return hidden
-
-
-def feature_dtype(drafter: FeatureHead) -> torch.dtype:
-    """What holds the target's features as well as the head's own, which take their places."""
-    own = next(drafter.backbone.parameters()).dtype
-    return torch.promote_types(drafter.host.dtype, own)
-
+from falcon_lab.model.kv_cache import GrowingCache, RowCache
 
 CAPACITY = 512  # rows of a cache when nobody has said how long the sequence will get
 PIECE = 2048  # rows of one pass over a prompt, so that no mask is larger than [1, PIECE, S]
@@ -196,11 +70,15 @@ class Decoding:
 
     Args:
         drafter: whose weights draft.
+        passes: what they compute with.
         cache: where its rows go; None makes a cache that grows.
     """
 
-    def __init__(self, drafter: FeatureHead, cache: GrowingCache | RowCache | None = None) -> None:
+    def __init__(
+        self, drafter: HeadLayers, passes: Passes, cache: GrowingCache | RowCache | None = None
+    ) -> None:
         self._drafter = drafter
+        self._passes = passes
         self._block = drafter.block
         self._aligned = drafter.aligned
         self._pending: list[Observation] = []
@@ -245,7 +123,7 @@ class Decoding:
 
     def _at_once(self, frontier: Frontier) -> DraftOutput | None:
         """Expand the frontier in one compiled pass, if there is one for it."""
-        at_once, cache = self._drafter.passes.at_once, self._cache
+        at_once, cache = self._passes.at_once, self._cache
         if at_once is None or not isinstance(cache, GrowingCache):
             return None
         if frontier.tokens.shape[1]:
@@ -361,7 +239,7 @@ class Decoding:
     def _fuse(self, tokens: Tensor, features: Tensor) -> None:
         """Append ``[n]`` tokens and ``[n, H]`` features to the fused rows."""
         joined = self._drafter.join(tokens, features).unsqueeze(0)
-        fused, self._state = self._drafter.passes.fuse(joined, self._state)
+        fused, self._state = self._passes.fuse(joined, self._state)
         recent = self._recent
         self._recent = fused if recent is None else torch.cat([recent, fused], dim=1)
         self._length += tokens.shape[0]
@@ -457,7 +335,7 @@ class Decoding:
         if last is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         joined = drafter.join(frontier.tokens, last.features[frontier.parents])
-        fused, state = drafter.passes.fuse(joined, branch(last.state, frontier.parents))
+        fused, state = self._passes.fuse(joined, branch(last.state, frontier.parents))
         count = fused.shape[0]
         own = torch.eye(count, dtype=torch.bool, device=fused.device)
         visible = torch.cat([last.visible[frontier.parents], own], dim=1)
@@ -511,10 +389,10 @@ class Decoding:
         """Make room for that many rows, in the cache and in the tables of positions."""
         cache = self._cache
         most = self._drafter.host.max_positions
-        rows += self._drafter.passes.spare
+        rows += self._passes.spare
         if cache is None:
             room = max(self._room, rows)
-            cache = self._cache = self._drafter.passes.new_cache(room, most)
+            cache = self._cache = self._passes.new_cache(room, most)
         if cache.reserve(rows) or not self._index.shape[0]:
             assert self._recent is not None
             self._index = torch.arange(cache.capacity, device=self._recent.device)
@@ -526,7 +404,7 @@ class Decoding:
         """One backbone call; its rows lie in the cache from ``first`` on."""
         assert self._cache is not None
         self._cache.truncate(first)
-        return self._drafter.passes.blocks(rows, positions, mask, self._cache)
+        return self._passes.blocks(rows, positions, mask, self._cache)
 
 
 def branch(state: State | None, parents: Tensor) -> State | None:

@@ -8,20 +8,18 @@ fused row, H hidden, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from falcon_lab.drafters.fusing import state_of
-from falcon_lab.drafters.head_decoding import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.drafters.head_layers import HeadLayers
+from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
 from falcon_lab.model.compiled import Announce
 from falcon_lab.model.graphs import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
 from falcon_lab.model.kv_cache import GrowingCache, KVCache
 from falcon_lab.model.recording import Attempts, Outputs, Recorder
-
-if TYPE_CHECKING:
-    from falcon_lab.drafters.feature_head import FeatureHead
 
 
 class GraphPasses(Passes):
@@ -35,7 +33,7 @@ class GraphPasses(Passes):
     """
 
     def __init__(
-        self, drafter: FeatureHead, announce: Announce, recorder: Recorder, *, step: int = STEP
+        self, drafter: HeadLayers, announce: Announce, recorder: Recorder, *, step: int = STEP
     ) -> None:
         super().__init__(drafter.fuse, drafter.backbone)
         attempts = Attempts("drafter", recorder, announce)
@@ -67,7 +65,7 @@ class GraphPass:
         storage: where its caches come from.
     """
 
-    def __init__(self, drafter: FeatureHead, storage: GraphStorage) -> None:
+    def __init__(self, drafter: HeadLayers, storage: GraphStorage) -> None:
         self._drafter = drafter
         self._storage = storage
         self._dtype = feature_dtype(drafter)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.head_layers import HeadLayers, Rows
 from falcon_lab.drafters.relaxed_mask import (
     Blocks,
     Runs,
@@ -34,18 +35,6 @@ from falcon_lab.drafters.relaxed_mask import (
 )
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal
-
-if TYPE_CHECKING:
-    from falcon_lab.drafters.feature_head import FeatureHead
-
-
-class Rows(NamedTuple):
-    """What R prediction rows are about, ``[B, R]`` long each: as in ``Prediction``."""
-
-    label: Tensor
-    source: Tensor
-    slot: Tensor
-    group: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,7 @@ class FirstPass:
 
 
 def first_pass(
-    head: FeatureHead,
+    head: HeadLayers,
     inputs: DrafterInputs,
     runs: Runs,
     phase: Tensor,
@@ -101,7 +90,7 @@ def first_pass(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    head: FeatureHead
+    head: HeadLayers
     inputs: DrafterInputs
     runs: Runs
     blocks: Blocks
@@ -186,7 +175,7 @@ class _Batch:
 
 
 def unrolled(
-    head: FeatureHead,
+    head: HeadLayers,
     inputs: DrafterInputs,
     runs: Runs,
     phase: Tensor,
@@ -255,7 +244,7 @@ class Branches:
     """
 
     def __init__(
-        self, head: FeatureHead, inputs: DrafterInputs, first: FirstPass, kept: KeptRows
+        self, head: HeadLayers, inputs: DrafterInputs, first: FirstPass, kept: KeptRows
     ) -> None:
         block = head.block
         self._head, self._inputs, self._kept = head, inputs, kept

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import (
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fusing
-from falcon_lab.drafters.head_training import Rows
+from falcon_lab.drafters.head_layers import Rows
 from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
 from falcon_lab.model.backbone import Backbone
 from falcon_lab_eagle import Eagle3Config

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from distilling import QUIET, Data, Notes, distillation, weights
-from falcon_lab.distill.compiling import Call, Compiled
 from falcon_lab.distill.module import Distillation
 from falcon_lab.distill.training import train
 from falcon_lab.errors import FalconLabError
+from falcon_lab.model.torch_compile import Call, Compiled
 
 
 @pytest.fixture(autouse=True)

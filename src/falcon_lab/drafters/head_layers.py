@@ -1,0 +1,114 @@
+"""The layers of a head on the target's features, which its training and its drafting go through.
+
+Shapes: B batch, R prediction rows, k block, C channels of a joined row, L tapped layers, H hidden,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from falcon_lab.drafters.fusing import Fusing
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import DrafterHost, Prediction
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.torch_compile import Compiled, Compiler
+
+FLEX = "flex_attention"
+
+
+class Rows(NamedTuple):
+    """What R prediction rows are about, ``[B, R]`` long each: as in ``Prediction``."""
+
+    label: Tensor
+    source: Tensor
+    slot: Tensor
+    group: Tensor
+
+
+class HeadLayers(nn.Module):
+    """Join tokens with features, fuse them in time, and send them through decoder blocks.
+
+    The weights are those of ``fuse``, ``backbone`` and ``offsets``, and what a subclass adds.
+
+    Attributes:
+        block: k.
+        aligned: whether the newest k rows are one block and training covers every phase; else
+            blocks sit at multiples of k.
+        offsets: ``[k, H]``, for a head whose k predictions are all asked from the newest row, each
+            by a query of its own; None: the last k rows predict.
+
+    Args:
+        host: the frozen target.
+        fuse: joined rows to what the decoder blocks read.
+        backbone: the decoder blocks.
+        block: k.
+        aligned: see above.
+        offsets: see above.
+    """
+
+    def __init__(
+        self,
+        host: DrafterHost,
+        fuse: Fusing,
+        backbone: Backbone,
+        *,
+        block: int = 1,
+        aligned: bool = True,
+        offsets: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.aligned = aligned
+        self.host: Any = host
+        self.fuse = fuse
+        self.backbone = backbone
+        self.offsets = offsets
+        self._compiled: Compiled | None = None
+
+    def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
+        """What stands beside a token in a row of true positions: the target's features.
+
+        A head that taps layers makes it of ``taps``, ``[..., L, H]``.
+
+        Returns:
+            ``[..., H]``, as wide as what the decoder blocks put out.
+        """
+        if features is None:
+            raise ValueError(f"{type(self).__name__} needs target features with every observation")
+        return features
+
+    def join(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Rows before fusing: ``[..., n]`` tokens, ``[..., n, H]`` features -> ``[..., n, C]``."""
+        embedded = self.host.embed(tokens)
+        return torch.cat([embedded, features.to(embedded.dtype)], dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the blocks put out, ``[..., H]`` -> ``[..., V]``: by the target's own LM head."""
+        logits: Tensor = self.host.head(hidden.to(self.host.dtype))
+        return logits
+
+    def predicted(self, hidden: Tensor, where: Rows) -> Prediction:
+        """What training compares: here ``hidden``, ``[B, R, H]``, are the target's features."""
+        return Prediction(hidden, None, *where)
+
+    def compile_training(self, compiler: Compiler = torch.compile) -> None:
+        """Send the decoder blocks of a training pass through ``torch.compile``.
+
+        Fusing is left as it is, and decoding has shapes of its own.
+        """
+        self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
+
+    def train_blocks(self, **rows: Any) -> Tensor:
+        """The decoder blocks in a training pass; the arguments are ``Backbone.forward``'s."""
+        on_cpu = rows["positions"].device.type == "cpu"
+        if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
+            raise FalconLabError(
+                f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
+            )
+        fast = self._compiled if self.training and "cache" not in rows else None
+        hidden: Tensor = self.backbone(**rows) if fast is None else fast(**rows)
+        return hidden
