@@ -1,4 +1,9 @@
-"""Plain trees and OmegaConf: reading, shaping, resolving and writing.
+"""Plain values checked against a dataclass, with the full key of whatever is wrong.
+
+A field may limit its values beside its default: ``depth: int = ranged(4, least=0)``,
+``proposal: str = choice("deterministic", ("deterministic", "sampled"))``. The experiment's schema
+and the options of every component are checked in this one way. A ``__post_init__`` that compares
+fields with each other raises ``ValueError``, or ``ConfigError`` with the name of the wrong field.
 
 Everything that touches OmegaConf is here and in no other file, and no ``DictConfig`` leaves it:
 what goes in and comes out are plain dicts, lists, scalars and dataclasses.
@@ -7,9 +12,12 @@ what goes in and comes out are plain dicts, lists, scalars and dataclasses.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,9 +29,95 @@ from falcon_lab.errors import ConfigError, did_you_mean, join
 
 T = TypeVar("T")
 
+# --- limits -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Finite numbers from ``least`` to ``most``, above ``above`` and below ``below``."""
+
+    least: float = -inf
+    most: float = inf
+    above: float = -inf
+    below: float = inf
+
+    def refusal(self, value: Any) -> str | None:
+        """Return what is wrong with a number, or None."""
+        if self.least <= value <= self.most and self.above < value < self.below:
+            return None
+        return f"is {value:g}; it must be {self}"
+
+    def __str__(self) -> str:
+        words = {
+            "at least": self.least,
+            "more than": self.above,
+            "at most": self.most,
+            "less than": self.below,
+        }
+        bounds = [f"{word} {bound:g}" for word, bound in words.items() if abs(bound) < inf]
+        return " and ".join(bounds) or "finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def refusal(self, value: Any) -> str | None:
+        """Return what is wrong with a word, or None."""
+        if value in self.words:
+            return None
+        return f"is {value!r}{did_you_mean(str(value), self.words, all_of_them=True)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Texts that a regular expression matches as a whole."""
+
+    pattern: str
+    advice: str
+
+    def refusal(self, value: Any) -> str | None:
+        """Return what is wrong with a text, or None."""
+        matches = re.fullmatch(self.pattern, value, re.DOTALL)
+        return None if matches else f"is {value!r}; {self.advice}"
+
+
+LIMIT = "limit"
+"""Key of a field's metadata that holds its limit."""
+
+
+def limited(default: Any, limit: Range | Choice | Form) -> Any:
+    """Return a dataclass field whose value, or every item of it, keeps to a limit; null may too."""
+    metadata = {LIMIT: limit}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: deepcopy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def ranged(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float = -inf,
+    most: float = inf,
+    above: float = -inf,
+    below: float = inf,
+) -> Any:
+    """Return a dataclass field of a number, or of a list of numbers, within a ``Range``."""
+    return limited(default, Range(least, most, above, below))
+
+
+def choice(default: Any, words: Sequence[str]) -> Any:
+    """Return a dataclass field of a word, or of a list of words, out of ``words``."""
+    return limited(default, Choice(tuple(words)))
+
+
+# --- reading and writing ------------------------------------------------------------------------
+
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """A YAML file as a plain tree (interpolations still in it), and each full key's line."""
+    """Return a YAML file as a plain tree (interpolations still in it), and each full key's line."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
         raise ConfigError("", f"{found}; name an experiment's YAML", str(path))
@@ -43,7 +137,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of an override: YAML as OmegaConf reads it (``1e-4`` is a number).
+    """Return the value of an override: YAML as OmegaConf reads it (``1e-4`` is a number).
 
     Raises:
         ValueError: the text is no YAML.
@@ -57,44 +151,13 @@ def parse_value(text: str) -> Any:
     return cast(dict[str, Any], tree)["value"]
 
 
-def resolve(cls: type[T], tree: Mapping[str, Any]) -> T:
-    """The typed object: defaults filled in, interpolations resolved, types checked."""
-    shaped = shape(tree, cls, "")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), shaped)
-        return cast(T, OmegaConf.to_object(merged))
-    except OmegaConfBaseException as error:
-        raise _config_error(error, "") from None
-
-
-def options(cls: type[T], values: Mapping[str, Any], key: str) -> T:
-    """An instance of a component's option dataclass, whose YAML node stands at ``key``.
-
-    Raises:
-        ConfigError: an unknown key, a wrong type, a missing value, or what ``__post_init__`` of
-            the dataclass refuses; also when the dataclass itself cannot be used.
-    """
-    try:
-        structured = OmegaConf.structured(cls)
-    except Exception as error:  # whatever a plug-in's annotations may provoke
-        problem = f"the options {cls.__qualname__} cannot be used: {_first_line(error)}"
-        raise ConfigError(key, problem) from error
-    shaped = literal(shape(values, cls, key))
-    try:
-        return cast(T, OmegaConf.to_object(OmegaConf.merge(structured, shaped)))
-    except OmegaConfBaseException as error:
-        raise _config_error(error, key) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(key, str(error)) from None
-
-
 def to_yaml(tree: Mapping[str, Any]) -> str:
-    """A plain tree as YAML that loads to the same tree."""
+    """Return a plain tree as YAML that loads to the same tree."""
     return OmegaConf.to_yaml(OmegaConf.create(literal(dict(tree))))
 
 
 def literal(tree: Any) -> Any:
-    """The tree with ``${`` escaped, so that OmegaConf takes the text as it stands."""
+    """Return the tree with ``${`` escaped, so that OmegaConf takes the text as it stands."""
     if isinstance(tree, Mapping):
         return {key: literal(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -102,11 +165,35 @@ def literal(tree: Any) -> Any:
     return tree.replace("${", "\\${") if isinstance(tree, str) else tree
 
 
-# --- shaping ------------------------------------------------------------------------------------
+# --- checking -----------------------------------------------------------------------------------
+
+
+def resolve(cls: type[T], tree: Mapping[str, Any]) -> T:
+    """Return the typed object: defaults filled in, interpolations resolved, values checked.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a missing value, one beyond its field's limit, or
+            what a ``__post_init__`` refuses.
+    """
+    return _built(cls, shape(tree, cls, ""), "")
+
+
+def options(cls: type[T], values: Mapping[str, Any], key: str) -> T:
+    """Return an instance of a component's option dataclass, whose YAML node stands at ``key``.
+
+    Raises:
+        ConfigError: as ``resolve``; also when the dataclass itself cannot be used.
+    """
+    try:
+        OmegaConf.structured(cls)
+    except Exception as error:  # whatever a plug-in's annotations may provoke
+        problem = f"the options {cls.__qualname__} cannot be used: {_first_line(error)}"
+        raise ConfigError(key, problem) from error
+    return _built(cls, literal(shape(values, cls, key)), key)
 
 
 def shape(value: Any, hint: Any, key: str) -> Any:
-    """Check a plain value's keys against a type, and turn 4.0 into 4 where an int is asked.
+    """Check a plain value's keys against a type, and turn 4.0 into 4 where an int is expected.
 
     Scalars are left to OmegaConf; keys are checked here, because only here is it known which keys
     there could have been.
@@ -165,11 +252,54 @@ def _mandatory(field: dataclasses.Field[Any]) -> bool:
     return no_default and field.default_factory is dataclasses.MISSING
 
 
+def _built(cls: type[T], shaped: Mapping[str, Any], key: str) -> T:
+    """Return the instance, with OmegaConf's defaults, types and interpolations."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(cls), shaped)
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise _config_error(error, key) from None
+    return cast(T, _instance(plain, cls, key))
+
+
+def _instance(value: Any, hint: Any, key: str, limit: Any = None) -> Any:
+    """Return a value of the right type with dataclasses in place of mappings, limits checked."""
+    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+    if isinstance(value, list):
+        inner = arguments[0] if typing.get_origin(hint) is list else Any
+        return [_instance(item, inner, f"{key}[{i}]", limit) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        cls = next((each for each in (hint, *arguments) if dataclasses.is_dataclass(each)), None)
+        if cls is None or typing.get_origin(hint) is not dict:
+            return value if cls is None else _dataclass(cls, value, key)
+        return {name: _dataclass(cls, item, join(key, name)) for name, item in value.items()}
+    if limit is not None and value is not None and (problem := limit.refusal(value)):
+        raise ConfigError(key, problem)
+    return value
+
+
+def _dataclass(cls: Any, values: Mapping[str, Any], key: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    made = {
+        field.name: _instance(
+            values[field.name], hints[field.name], join(key, field.name), field.metadata.get(LIMIT)
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+    try:
+        return cls(**made)
+    except ConfigError as error:
+        raise error.below(key) from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(key, str(error)) from None
+
+
 # --- places and messages ------------------------------------------------------------------------
 
 
 def _lines(node: yaml.Node | None, key: str) -> list[tuple[str, int]]:
-    """Full key -> line, for every key below a YAML node."""
+    """Return full key -> line, for every key below a YAML node."""
     if not isinstance(node, yaml.MappingNode):
         return []
     found = []

@@ -158,7 +158,7 @@ def test_a_section_that_is_null_by_default_can_be_given_by_override() -> None:
         ("data=null", "data: is empty"),
         ("tree=static", "tree: must be a mapping of keys to values, as in {name: static}"),
         ("stages=evaluate", "stages: must be a list, as in [evaluate]"),
-        ("stages=[evalute]", "stages[0]: no stage 'evalute'; did you mean 'evaluate'?"),
+        ("stages=[evalute]", "stages[0]: is 'evalute'; did you mean 'evaluate'?"),
         ("out=${nam}", "out: Interpolation key 'nam' not found"),
         ("tree.depth=[1, 2", "tree.depth: the value cannot be read"),
         ("trainer.max_stepz=3", "trainer.max_stepz: is no argument of Lightning's Trainer; did"),

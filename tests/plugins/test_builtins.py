@@ -34,7 +34,7 @@ def test_every_builder_is_named_by_a_string_that_leads_to_a_definition() -> None
     for component in every():
         assert isinstance(component.build, str)
         module, name = component.build.split(":")
-        path = Path(builtins.__file__).parents[1] / (module.replace(".", "/") + ".py")
+        path = Path(builtins.__file__).parents[2] / (module.replace(".", "/") + ".py")
         assert path.is_file(), f"{component.full_name}: {path} is missing"
         defined = {getattr(node, "name", None) for node in ast.parse(path.read_text()).body}
         assert name in defined, f"{component.full_name}: {path} has no {name}"

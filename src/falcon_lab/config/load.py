@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.limits import check_limits
 from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
 from falcon_lab.config.schema import Experiment
 from falcon_lab.config.trainer import check_trainer
@@ -139,7 +138,6 @@ def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
         if owner is experiment or not _may_be_absent(vars(owner), node, name, components):
             setattr(owner, name, components.check(NODES[name], node, key))
     experiment.trainer = check_trainer(experiment.trainer)
-    check_limits(experiment)
     return experiment
 
 

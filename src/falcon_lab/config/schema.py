@@ -1,16 +1,23 @@
 """The typed experiment: every key that a YAML may hold, with its default and meaning.
 
 Plain dataclasses of plain types, so that OmegaConf 2.3 and 2.4 both read them and nothing heavy
-is imported. A component's node (``drafter``, ``tree``, …) is a mapping with a ``name``; the rest
-of it is checked against the dataclass that the component was registered with.
+is imported. What a number or a word may be stands beside its default. A component's node
+(``drafter``, ``tree``, …) is a mapping with a ``name``; the rest of it is checked against the
+dataclass that the component was registered with.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from falcon_lab.errors import ConfigError
+from falcon_lab.fields import Form, choice, limited, ranged
+
 STAGES = ("target", "data", "distil", "evaluate", "report")
+
+ATTENTION = ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_flash")
 
 Node = dict[str, Any]
 
@@ -19,24 +26,29 @@ Node = dict[str, Any]
 class ModelShape:
     """Shape of a Llama-like target that is trained from scratch."""
 
-    layers: int = 16
-    hidden: int = 128
-    intermediate: int = 384
-    heads: int = 4
-    max_positions: int = 2048
+    layers: int = ranged(16, least=1)
+    hidden: int = ranged(128, least=1)
+    intermediate: int = ranged(384, least=1)
+    heads: int = ranged(4, least=1)
+    max_positions: int = ranged(2048, least=2)
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            problem = f"is {self.heads}, which does not divide hidden={self.hidden}"
+            raise ConfigError("heads", problem)
 
 
 @dataclass
 class Gate:
     """What a target trained here must reach before its speed-ups deserve trust."""
 
-    parse: float = 0.9
+    parse: float = ranged(0.9, least=0, most=1)
     """Least share of greedy completions that ``ast.parse`` accepts (0 asks for nothing)."""
-    distinct: float = 0.3
+    distinct: float = ranged(0.3, least=0, most=1)
     """Least share of distinct tokens in greedy completions."""
-    prompts: int = 16
+    prompts: int = ranged(16, least=1)
     """Held-out prompts that are completed."""
-    max_new_tokens: int = 192
+    max_new_tokens: int = ranged(192, least=1)
     """Length of a completion."""
 
 
@@ -46,19 +58,19 @@ class PretrainingConfig:
 
     corpus: str = "generated"
     """``generated``, ``stdlib``, or a folder or file of text or chats."""
-    documents: int = 6000
+    documents: int = ranged(6000, least=1)
     """Training documents that are generated, or read at the most."""
-    vocabulary: int = 512
-    """Entries of the byte-level BPE."""
+    vocabulary: int = ranged(512, least=257)
+    """Entries of the byte-level BPE: all bytes, the end of a text, and what is merged."""
     model: ModelShape = field(default_factory=ModelShape)
-    length: int = 256
-    batch_size: int = 4
-    steps: int = 800
-    lr: float = 3e-3
-    warmup_steps: int = 30
-    weight_decay: float = 0.1
-    seed: int = 0
-    checkpoint_every: int = 50
+    length: int = ranged(256, least=2)
+    batch_size: int = ranged(4, least=1)
+    steps: int = ranged(800, least=1)
+    lr: float = ranged(3e-3, above=0)
+    warmup_steps: int = ranged(30, least=0)
+    weight_decay: float = ranged(0.1, least=0)
+    seed: int = ranged(0, least=0)
+    checkpoint_every: int = ranged(50, least=1)
     gate: Gate = field(default_factory=Gate)
 
 
@@ -70,16 +82,16 @@ class TargetConfig:
     """A built-in target, a hub id, or a folder; a label when ``pretraining`` is given."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
-    dtype: str = "auto"
+    dtype: str = choice("auto", ("auto", "float32", "bfloat16", "float16", "float64"))
     """``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16`` or ``float64``."""
-    attention: str = "sdpa"
+    attention: str = choice("sdpa", ATTENTION)
     """``sdpa``, ``eager`` or ``flex_attention``; ``flash_attn`` (the extra ``flash``) or
     ``torch_flash``, which read the context without a mask and merge a tree into it; or ``auto``,
     which measures those and sdpa when the target is loaded, and says what it took."""
     lean: bool = False
     """Decode through our own short forward pass instead of Hugging Face's modules, where the model
     is Llama-like (the drafter does always)."""
-    device: str = "auto"
+    device: str = limited("auto", Form(r"auto|cpu|cuda(:\d+)?", "write auto, cpu, cuda or cuda:N"))
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for evaluation; training follows ``trainer``."""
     pretraining: PretrainingConfig | None = None
     """Train the target from scratch with this recipe, once, and cache it."""
@@ -91,18 +103,18 @@ class DataConfig:
 
     corpus: str = "generated"
     """``generated``, ``stdlib``, a folder or file of text, or a chat JSONL."""
-    documents: int = 6000
+    documents: int = ranged(6000, least=1)
     """Documents that are generated, or read at the most."""
-    regenerate: float = 0.0
+    regenerate: float = ranged(0.0, least=0, most=1)
     """Share of the training documents whose rest the target writes itself, greedily. It is the
     target's own text that a drafter will have to guess."""
-    length: int = 256
+    length: int = ranged(256, least=2)
     """Tokens of a packed sequence."""
-    batch_size: int = 8
-    validation: int = 32
+    batch_size: int = ranged(8, least=1)
+    validation: int = ranged(32, least=0)
     """Packed sequences kept for validation."""
-    workers: int = 0
-    seed: int = 0
+    workers: int = ranged(0, least=0)
+    seed: int = ranged(0, least=0)
     """Seed of the generated corpus and of the order; differs from the run's on purpose."""
     feature_store: str | None = None
     """Folder for teacher features on disk; null computes them on line."""
@@ -114,12 +126,16 @@ class DataConfig:
 class OptimizerConfig:
     """AdamW with linear warm-up and cosine decay."""
 
-    lr: float = 2e-3
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.01
-    warmup_steps: int = 20
-    final_lr: float = 0.02
+    lr: float = ranged(2e-3, above=0)
+    betas: list[float] = ranged([0.9, 0.95], least=0, below=1)
+    weight_decay: float = ranged(0.01, least=0)
+    warmup_steps: int = ranged(20, least=0)
+    final_lr: float = ranged(0.02, least=0, most=1)
     """Fraction of ``lr`` at the last step."""
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2:
+            raise ConfigError("betas", f"is {self.betas}; give two in [0, 1)")
 
 
 @dataclass
@@ -127,21 +143,21 @@ class DistillationConfig:
     """Training of the drafter beside what ``trainer`` says."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    noise: float = 0.1
+    noise: float = ranged(0.1, least=0)
     """Input features get uniform noise in (-noise, noise)."""
-    repeats: int = 1
+    repeats: int = ranged(1, least=1)
     """Times that the student studies each batch of a teacher pass, under block phases, noise and
     glances of its own each time."""
-    own_features: float = 0.0
+    own_features: float = ranged(0.0, least=0, most=1)
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""
-    unroll: int = 1
+    unroll: int = ranged(1, least=1)
     """Passes that the student is trained on: each after the first goes on from the features that it
     predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
     Falcon's paper). The loss is a mean over the rows of all passes."""
-    unroll_decay: float = 1.0
+    unroll_decay: float = ranged(1.0, above=0, most=1)
     """Weight of a row in the loss falls by this factor from pass to pass; EAGLE-3's is 0.8."""
-    logits_mib: int = 256
+    logits_mib: int = ranged(256, least=1)
     """MiB that the student's and the target's logits may take together, in float32; the loss is
     computed for as many rows at a time. An objective's own tensors come on top: Falcon's take one
     and a half times as much. The default is 256 rows of a vocabulary of 128k, about where a current
@@ -149,25 +165,25 @@ class DistillationConfig:
     compile: bool = False
     """Send the drafter's decoder blocks through ``torch.compile`` while training (with
     ``unroll: 1``)."""
-    checkpoint_every: int = 50
+    checkpoint_every: int = ranged(50, least=1)
     """Steps between resumable checkpoints."""
-    decode_every: int = 0
+    decode_every: int = ranged(0, least=0)
     """Steps between real decodings of a few validation prompts (0: never)."""
-    decode_prompts: int = 2
-    decode_tokens: int = 64
+    decode_prompts: int = ranged(2, least=1)
+    decode_tokens: int = ranged(64, least=1)
 
 
 @dataclass
 class DecodingConfig:
     """How engines run the target and the drafter; what they write does not depend on it."""
 
-    prefill_chunk: int = 2048
+    prefill_chunk: int = ranged(2048, least=1)
     """Prompt tokens that one forward pass reads. A pass of a few hundred is bound by arithmetic
     already; longer ones only take more memory."""
-    kv_memory: float | None = None
+    kv_memory: float | None = ranged(None, above=0)
     """GiB that the key/value caches of a sequence, target's and drafter's, may take together; null
     is what the device has free."""
-    compile: str = "none"
+    compile: str = choice("none", ("none", "drafter", "all"))
     """``drafter`` or ``all`` (the target's steps and verifications too): compile the passes of
     decoding for a few numbers of rows, the first time for up to a minute each. On a GPU they become
     CUDA graphs, within a second; one sequence is then decoded at a time."""
@@ -180,9 +196,9 @@ class PromptsConfig:
     name: str = "heldout"
     """``heldout`` or ``validation`` (of the data's corpus), ``stdlib``, ``humaneval``, ``gsm8k``,
     ``mt_bench``, or a JSONL file in the MT-bench format."""
-    limit: int | None = None
+    limit: int | None = ranged(None, least=1)
     """Prompts at the most."""
-    prompt_tokens: int = 96
+    prompt_tokens: int = ranged(96, least=1)
     """Tokens of a held-out prompt."""
     texts: list[str] = field(default_factory=list)
     """Prompts of your own, in place of a set."""
@@ -208,21 +224,21 @@ class EvaluationConfig:
     """The paired measurement."""
 
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    max_new_tokens: int = ranged(128, least=1)
+    temperature: float = ranged(0.0, least=0)
+    top_k: int = ranged(0, least=0)
+    top_p: float = ranged(1.0, above=0, most=1)
     stop: list[str] = field(default_factory=list)
     """Strings that end an answer; the answer keeps what stands before them."""
-    repeats: int = 3
+    repeats: int = ranged(3, least=1)
     """Timed passes over the prompts; the median of each prompt counts."""
-    warmup: int = 1
+    warmup: int = ranged(1, least=0)
     """Prompts decoded by every method before the clock starts."""
-    threads: int | None = None
+    threads: int | None = ranged(None, least=1)
     """CPU threads of torch while decoding; null keeps what torch chose."""
     hf_generate: bool = True
     """Measure Hugging Face ``generate`` beside our loops."""
-    seed: int = 0
+    seed: int = ranged(0, least=0)
     methods: dict[str, MethodConfig] = field(default_factory=dict)
 
 
@@ -230,7 +246,7 @@ class EvaluationConfig:
 class WandbConfig:
     """Weights & Biases: offline unless told otherwise."""
 
-    mode: str | None = None
+    mode: str | None = choice(None, ("offline", "online", "disabled"))
     """``offline``, ``online``, ``disabled``; null: offline, or online inside a sweep."""
     project: str = "falcon-lab"
     entity: str | None = None
@@ -250,10 +266,10 @@ class ReportConfig:
 class Experiment:
     """One YAML."""
 
-    name: str = "experiment"
-    seed: int = 0
+    name: str = limited("experiment", Form(r".*\S.*", "the run's folder is called after it"))
+    seed: int = ranged(0, least=0)
     out: str = "runs/${name}"
-    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    stages: list[str] = choice(list(STAGES), STAGES)
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
     drafter: Node = field(default_factory=lambda: {"name": "falcon"})
@@ -271,5 +287,11 @@ class Experiment:
     report: ReportConfig = field(default_factory=ReportConfig)
     variants: dict[str, list[str]] = field(default_factory=dict)
     """Name -> overrides: train and evaluate the experiment once for each, then tabulate."""
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int] = ranged([], least=0)
     """Seeds that every variant is run with; empty is the experiment's own seed."""
+
+    def __post_init__(self) -> None:
+        for name in self.variants:
+            if not re.fullmatch(r"[\w.+=-]+", name):
+                problem = "names a folder; use letters, digits and _.+=-"
+                raise ConfigError(f"variants.{name}", problem)

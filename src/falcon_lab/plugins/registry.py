@@ -170,9 +170,7 @@ class Components:
 
     def _unknown(self, kind: str, name: str, of_kind: list[Component]) -> str:
         known = [component.name for component in of_kind]
-        problem = f"no {kind} named {name!r}{did_you_mean(name, known)}"
-        if "; known:" not in problem and known:
-            problem += f" known: {', '.join(dict.fromkeys(known))}"
+        problem = f"no {kind} named {name!r}{did_you_mean(name, known, all_of_them=True)}"
         return "; ".join([problem, *map(str, self.failures)])
 
 
