@@ -29,13 +29,13 @@ from falcon_lab.controllers import Fixed
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.interfaces import BuildContext
+from falcon_lab.interfaces import BuildContext, Recorder
 from falcon_lab.measure import provenance
 from falcon_lab.measure.benchmark import Engine
 from falcon_lab.measure.pass_costs import verifying
 from falcon_lab.model.attention.choosing import MERGING, use_backend
 from falcon_lab.model.loading import check_target
-from falcon_lab.model.recording import Recorder, recorder_for
+from falcon_lab.model.recording import recorder_for
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import FalconConfig, FixedConfig, StaticConfig
 from falcon_lab.studies.bench.loops import HF, HF_STATIC, METHODS, hf_modes

@@ -21,13 +21,66 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from falcon_lab.model.compiled import PassCompiler
-    from falcon_lab.model.recording import Recorder
     from falcon_lab.sampling import Sampling
     from falcon_lab.tree import TokenTree
 
 Proposal = Literal["deterministic", "sampled"]
 """How draft tokens were chosen: the top candidates, or samples from a known q."""
+
+
+Announce = Callable[[str], None]
+"""Takes one line for the user at a time."""
+
+
+# --- passes of fixed shape ----------------------------------------------------------------------
+
+Outputs = tuple[Tensor, ...]
+Run = Callable[[], Outputs]
+Compiled = Callable[[list[Tensor]], list[Tensor]]
+"""Tensors in, tensors out, both flat and in the order of the module's own."""
+
+
+class PassCompiler(Protocol):
+    """Compiles a module: ``compile_ahead``, or what stands in for it in a test."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        dynamic_shapes: tuple[Any, ...],
+        *,
+        name: str,
+        announce: Announce,
+    ) -> Compiled:
+        """Compile a module for inputs like these.
+
+        Args:
+            module: may write into its inputs in place; returns tensors.
+            inputs: an example.
+            dynamic_shapes: as ``torch.export.export`` takes them.
+            name: of the pass, for the user.
+            announce: takes one line for the user at a time.
+        """
+        ...
+
+
+class Recorder(Protocol):
+    """Captures device work: ``CudaRecorder``, or what stands in for it where there is no GPU."""
+
+    def capture(self, run: Run) -> Run:
+        """Run ``run`` at least once, with what its inputs hold now, and capture it.
+
+        Args:
+            run: launches the same kernels on the same tensors whenever it is called.
+
+        Returns:
+            The replay. It gives the same output tensors every time, and fills them anew; another
+            replay of the same recorder may overwrite them.
+
+        Raises:
+            Exception: whatever shows that it cannot be captured; nothing is left of the attempt.
+        """
+        ...
 
 
 # --- the target, as components see it -----------------------------------------------------------
@@ -254,7 +307,7 @@ class Compilable(Protocol):
 
     def compiled(
         self,
-        announce: Callable[[str], None],
+        announce: Announce,
         compiler: PassCompiler = ...,
         recorder: Recorder | None = None,
     ) -> Self:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fakes.recording import Refusing, Repeating
 from falcon_lab.errors import FalconLabError
-from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.backbone import Backbone, Taps
 from falcon_lab.model.lean import FAMILIES as LEAN
-from falcon_lab.model.taps import Taps
 from falcon_lab.model.target import Target, TargetOutput
 from falcon_lab.testing.compiling import Pretend, traced
 from graph_cases import tree_of

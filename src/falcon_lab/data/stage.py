@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext
-from falcon_lab.model.taps import NOT_STORED, layers_of
+from falcon_lab.model.target import NOT_STORED, layers_of
 
 if TYPE_CHECKING:
     from falcon_lab.run import Run

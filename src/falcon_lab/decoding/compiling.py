@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.interfaces import Compilable, Drafter, is_trainable
-from falcon_lab.model.compiled import Announce
+from falcon_lab.interfaces import Announce, Compilable, Drafter, is_trainable
 from falcon_lab.model.target import Target
 
 

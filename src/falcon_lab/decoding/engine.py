@@ -27,7 +27,7 @@ from falcon_lab.interfaces import (
     RoundOutcome,
     TreeBuilder,
 )
-from falcon_lab.model.taps import tapped_for
+from falcon_lab.model.target import tapped_for
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 

@@ -22,7 +22,7 @@ from falcon_lab.distill.timing import StepClock
 from falcon_lab.distill.training import make_optimizer
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import GlancingSchedule, Objective, TrainableDrafter, Unrolls
-from falcon_lab.model.taps import tapped_for
+from falcon_lab.model.target import tapped_for
 from falcon_lab.model.torch_compile import CompilesTraining
 from falcon_lab.timing import Stopwatch
 

@@ -46,7 +46,7 @@ from falcon_lab.interfaces import (
     Prediction,
     Reveal,
 )
-from falcon_lab.model.taps import NOT_STORED
+from falcon_lab.model.target import NOT_STORED
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target

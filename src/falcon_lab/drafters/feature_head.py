@@ -29,18 +29,21 @@ from falcon_lab.drafters.head_passes import Passes
 from falcon_lab.drafters.head_training import first_pass, unrolled
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
 from falcon_lab.interfaces import (
+    Announce,
     DrafterHost,
     DrafterInputs,
     DraftOutput,
     Frontier,
     Observation,
+    PassCompiler,
     Prediction,
+    Recorder,
     Reveal,
     TreeBuilder,
 )
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
-from falcon_lab.model.recording import Recorder, recorder_for
+from falcon_lab.model.compiled import compile_ahead
+from falcon_lab.model.recording import recorder_for
 
 
 class FeatureHead(HeadLayers):

@@ -16,13 +16,11 @@ from torch.nn import functional
 from falcon_lab.drafters.fusing import state_of
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.interfaces import Announce, Compiled, PassCompiler
 from falcon_lab.model.compiled import (
     LEAST,
     SPARE,
-    Announce,
-    Compiled,
     Keys,
-    PassCompiler,
     Slices,
     compile_ahead,
     padded,

@@ -16,10 +16,10 @@ from torch import Tensor
 from falcon_lab.drafters.fusing import state_of
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
-from falcon_lab.model.compiled import Announce
+from falcon_lab.interfaces import Announce, Outputs, Recorder
 from falcon_lab.model.graphs import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
 from falcon_lab.model.kv_cache import GrowingCache, KVCache
-from falcon_lab.model.recording import Attempts, Outputs, Recorder
+from falcon_lab.model.recording import Attempts
 
 
 class GraphPasses(Passes):

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from falcon_lab.interfaces import Announce, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.graphs import GraphRows
 from falcon_lab.model.kv_cache import GrowingCache
 from falcon_lab.model.passes import FastRows, fast_rows
-from falcon_lab.model.recording import Recorder
 
 
 class ModelPasses:

@@ -14,11 +14,10 @@ from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, read_config
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, Drafter
+from falcon_lab.interfaces import Announce, BuildContext, Drafter
 from falcon_lab.measure.conversation import EncodedPrompt, encode_prompts
 from falcon_lab.measure.metrics import NextLogits
 from falcon_lab.measure.prompts import load_prompts
-from falcon_lab.model.compiled import Announce
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import torch_threads
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.interfaces import BuildContext, Drafter, Frontier, Observation
-from falcon_lab.model.taps import layers_of
+from falcon_lab.model.target import layers_of
 from falcon_lab.timing import Stopwatch
 from falcon_lab.tree import TokenTree, ancestor_matrix
 

@@ -10,6 +10,7 @@ Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -23,9 +24,44 @@ from falcon_lab.model.attention.registration import PREFIX, backend_of
 from falcon_lab.model.kv_cache import BatchCache, KVCache, KVLayout
 from falcon_lab.model.lean import LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
-from falcon_lab.model.taps import Taps
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class Taps:
+    """Keeps the hidden states of some layers while a pass goes through all of them.
+
+    Args:
+        layers: which.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._seen: dict[int, Tensor] = {}
+
+    def see(self, layer: int, rows: Tensor) -> None:
+        """Keep ``[B, T, H]`` if the layer is one of those wanted."""
+        if layer in self.layers:
+            self._seen[layer] = rows
+
+    def see_all(self, states: Sequence[Tensor] | None, count: int) -> None:
+        """Keep those wanted of a Hugging Face model's ``hidden_states``.
+
+        Args:
+            states: of every layer, the embeddings first.
+            count: decoder layers of the model.
+        """
+        if states is None or len(states) != count + 1:
+            raise FalconLabError(
+                "the target's model does not tell the hidden states of its layers, which this "
+                "drafter reads; choose another target or another drafter"
+            )
+        for layer in self.layers:
+            self._seen[layer] = states[layer]
+
+    def stacked(self) -> Tensor:
+        """``[B, T, L, H]``, in the order of ``layers``."""
+        return torch.stack([self._seen[layer] for layer in self.layers], dim=-2)
 
 
 class Backbone(nn.Module):
@@ -147,7 +183,7 @@ class Backbone(nn.Module):
         if lean is not None and cache is not None:
             rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
             attend = None if backend is None or masks is None else partial(backend, causal=causal)
-            return lean(rows, positions, masks, cache, attend, taps)
+            return lean(rows, positions, masks, cache, attend, taps.see if taps else None)
         output = self.base(
             input_ids=tokens,
             inputs_embeds=embeddings,
@@ -162,6 +198,17 @@ class Backbone(nn.Module):
             taps.see_all(output.hidden_states, self.config.num_hidden_layers)
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def tapped(self, layers: Sequence[int], **inputs: Any) -> tuple[Tensor, ...]:
+        """Run ``forward`` and keep the hidden states of some layers.
+
+        Returns:
+            Hidden states ``[B, T, H]`` and, unless ``layers`` is empty, ``[B, T, L, H]``.
+        """
+        if not layers:
+            return (self(**inputs),)
+        taps = Taps(layers)
+        return self(**inputs, taps=taps), taps.stacked()
 
     def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
         """What takes a mask of the last keys in this pass; None: whole masks are needed."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,29 +25,9 @@ from transformers.cache_utils import Cache
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cache_folder, replacing
+from falcon_lab.interfaces import Announce, Compiled, PassCompiler
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.kv_cache import KVCache
-from falcon_lab.model.taps import tapped_pass
-
-Announce = Callable[[str], None]
-Compiled = Callable[[list[Tensor]], list[Tensor]]
-"""Tensors in, tensors out, both flat and in the order of the module's own."""
-
-
-class PassCompiler(Protocol):
-    """Makes a pass of a module: ``compile_ahead``, or what stands in for it."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        inputs: tuple[Any, ...],
-        dynamic_shapes: tuple[Any, ...],
-        *,
-        name: str,
-        announce: Announce,
-    ) -> Compiled:
-        """As ``compile_ahead``."""
-        ...
 
 
 def compile_ahead(
@@ -286,7 +266,7 @@ class Rows(nn.Module):
         """``columns``: ``[S]``, as of ``Slices``."""
         cache = Slices(keys, values, columns, tokens.shape[0])
         rows = {"tokens": tokens[None], "positions": positions[None], "mask": mask[None]}
-        hidden, *taps = tapped_pass(self.backbone, self.taps, **rows, cache=cache)
+        hidden, *taps = self.backbone.tapped(self.taps, **rows, cache=cache)
         return hidden[0], self.head(hidden[0]), *(states[0] for states in taps)
 
 

@@ -7,8 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.model.compiled import Announce, Compiled, PassCompiler, compile_ahead
-from falcon_lab.model.recording import Attempts, Outputs, Recorder, Run, recorder_for
+from falcon_lab.interfaces import Announce, Compiled, Outputs, PassCompiler, Recorder, Run
+from falcon_lab.model.compiled import compile_ahead
+from falcon_lab.model.recording import Attempts, recorder_for
 
 
 class FixedPass:

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from falcon_lab.interfaces import Announce, Outputs, Recorder, Run
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import Announce
 from falcon_lab.model.kv_cache import GrowingCache, KVCache
-from falcon_lab.model.recording import Attempts, Outputs, Recorder, Run
-from falcon_lab.model.taps import tapped_pass
+from falcon_lab.model.recording import Attempts
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of a graph. Weights are read once for all of them: a few more cost next to nothing."""
@@ -382,7 +381,7 @@ class GraphRows:
 
     def _run(self, **rows: Any) -> Outputs:
         """``[1, N]`` rows through the modules; what ``__call__`` returns, N of them."""
-        hidden, *taps = tapped_pass(self._backbone, self._taps, **rows)
+        hidden, *taps = self._backbone.tapped(self._taps, **rows)
         return hidden[0], self._head(hidden[0]), *(states[0] for states in taps)
 
 

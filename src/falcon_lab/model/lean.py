@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.registration import PREFIX
 from falcon_lab.model.kv_cache import KVCache
-from falcon_lab.model.taps import Taps
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose layers are made of the parts below and nothing else."""
@@ -116,7 +115,7 @@ class LeanLayers:
         mask: Masks,
         cache: KVCache,
         backend: Backend | None = None,
-        taps: Taps | None = None,
+        see: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Append rows to the cache.
 
@@ -127,7 +126,7 @@ class LeanLayers:
                 several); None: every new row sees every key.
             cache: earlier rows.
             backend: attends; its masks may be about the last keys alone. None: PyTorch's sdpa.
-            taps: takes the hidden states of layers on the way.
+            see: takes a layer's number and the hidden states ``[B, T, H]`` that it reads.
 
         Returns:
             ``[B, T, H]`` after the final norm.
@@ -136,8 +135,8 @@ class LeanLayers:
         groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
         masks = _for_groups(mask, groups) if backend is None else mask
         for layer in self.layers:
-            if taps is not None:
-                taps.see(layer.number, rows)
+            if see is not None:
+                see(layer.number, rows)
             of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
             normed = layer.before_attention(rows)
             rows = self._attend(layer, normed, turn, of_kind, cache, backend) + rows

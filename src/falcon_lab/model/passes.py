@@ -10,10 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from falcon_lab.interfaces import Announce, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import Announce, CompiledRows, PassCompiler
+from falcon_lab.model.compiled import CompiledRows
 from falcon_lab.model.graphs import GraphRows
-from falcon_lab.model.recording import Recorder, recorder_for
+from falcon_lab.model.recording import recorder_for
 
 FastRows = CompiledRows | GraphRows
 

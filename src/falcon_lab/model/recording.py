@@ -7,39 +7,15 @@ on whatever these hold by then, and costs the host one launch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from falcon_lab.model.compiled import Announce
-
-Outputs = tuple[Tensor, ...]
-Run = Callable[[], Outputs]
+from falcon_lab.interfaces import Announce, Outputs, Recorder, Run
 
 WARM_UPS = 2
 """Runs before a capture, as ``torch.cuda.graph`` asks: libraries set themselves up in the first."""
-
-
-class Recorder(Protocol):
-    """Captures work: ``CudaRecorder``, or what stands in for it where there is no GPU."""
-
-    def capture(self, run: Run) -> Run:
-        """Run ``run`` at least once, with what its inputs hold now, and capture it.
-
-        Args:
-            run: does the same kernels on the same tensors whenever it is called, however often.
-
-        Returns:
-            The replay. It gives the same output tensors every time, and fills them anew; another
-            replay of the same recorder may overwrite them.
-
-        Raises:
-            Exception: whatever tells that it cannot be captured; nothing is left of the attempt.
-        """
-        ...
 
 
 def recorder_for(device: torch.device) -> Recorder | None:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import Announce, PassCompiler, Recorder, TapsLayers
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.fingerprint import fingerprint
 from falcon_lab.model.graphs import GraphRows
 from falcon_lab.model.kv_cache import BatchCache, KVCache
@@ -31,9 +32,12 @@ from falcon_lab.model.masks import (
     send,
 )
 from falcon_lab.model.passes import FastRows, fast_rows
-from falcon_lab.model.recording import Recorder
-from falcon_lab.model.taps import checked_layers, tapped_pass
 from falcon_lab.tree import TokenTree
+
+NOT_STORED = (
+    "data.feature_store keeps the target's features, and this drafter also reads hidden states of "
+    "its layers; set data.feature_store=null to compute both on line"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Target:
         max_positions: positions that the model was made for.
         eos_ids: tokens that end an answer.
         backbone: the model without its LM head.
-        taps: layers whose hidden states stand beside the features (``targets/taps.py``).
+        taps: layers whose hidden states stand beside the features (``Backbone.tapped``).
     """
 
     taps: tuple[int, ...] = ()
@@ -184,7 +188,7 @@ class Target:
 
     def _run(self, **rows: Any) -> tuple[Tensor, ...]:
         """Features ``[B, T, H]`` and, of a target that is tapped, ``[B, T, L, H]``."""
-        return tapped_pass(self.backbone, self.taps, **rows)
+        return self.backbone.tapped(self.taps, **rows)
 
     def prefill(
         self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
@@ -413,3 +417,30 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return frozenset(found)
+
+
+def tapped_for(target: Target, drafter: object) -> Target:
+    """Return the target as a drafter reads it: tapped where the drafter asks for it."""
+    layers = layers_of(drafter)
+    return target.tapped(layers) if layers else target
+
+
+def layers_of(drafter: object) -> tuple[int, ...]:
+    """Return the layers that a drafter taps."""
+    return tuple(drafter.taps) if isinstance(drafter, TapsLayers) else ()
+
+
+def checked_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
+    """Layers that can be tapped, of a target with ``count`` of them.
+
+    Raises:
+        FalconLabError: one cannot, or is there twice.
+    """
+    if len(set(layers)) < len(layers):
+        raise FalconLabError(f"the drafter taps a layer twice: {list(layers)}")
+    if wrong := [layer for layer in layers if not 0 <= layer < count]:
+        raise FalconLabError(
+            f"the drafter taps layer {wrong[0]}, and the target has the layers 0 (embeddings) to "
+            f"{count - 1}; what its last layer puts out are its features"
+        )
+    return tuple(layers)

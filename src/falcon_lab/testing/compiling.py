@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.model.compiled import Announce, Compiled
-from falcon_lab.model.recording import Outputs
+from falcon_lab.interfaces import Announce, Compiled, Outputs
 
 
 class Pretend:

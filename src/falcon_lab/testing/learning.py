@@ -15,7 +15,7 @@ from falcon_lab.distill.labels import label_rows
 from falcon_lab.distill.step import Lesson
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal, Unrolls
-from falcon_lab.model.taps import tapped_for
+from falcon_lab.model.target import tapped_for
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
 from falcon_lab.testing.conversation import Case

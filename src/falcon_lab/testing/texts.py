@@ -14,8 +14,7 @@ from torch import Tensor
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.labels import drafter_inputs
 from falcon_lab.interfaces import Drafter, DrafterInputs, Observation
-from falcon_lab.model.taps import tapped_for
-from falcon_lab.model.target import Target
+from falcon_lab.model.target import Target, tapped_for
 
 
 @dataclass(frozen=True, slots=True)

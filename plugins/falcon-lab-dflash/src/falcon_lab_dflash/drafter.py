@@ -18,17 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.interfaces import (
+    Announce,
     BuildContext,
     DrafterInputs,
     DraftOutput,
     Frontier,
     Observation,
+    PassCompiler,
     Prediction,
+    Recorder,
     Reveal,
     TreeBuilder,
 )
-from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
-from falcon_lab.model.recording import Recorder, recorder_for
+from falcon_lab.model.compiled import compile_ahead
+from falcon_lab.model.recording import recorder_for
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
 from falcon_lab_dflash.cache import ContextCache

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from falcon_lab.model.compiled import Announce, Compiled, PassCompiler
-from falcon_lab.model.recording import Attempts, Outputs, Recorder, Run
+from falcon_lab.interfaces import Announce, Compiled, Outputs, PassCompiler, Recorder, Run
+from falcon_lab.model.recording import Attempts
 from falcon_lab_dflash.cache import ContextCache
 
 if TYPE_CHECKING:

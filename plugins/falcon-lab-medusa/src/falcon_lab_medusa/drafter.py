@@ -16,17 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from falcon_lab.interfaces import (
+    Announce,
     BuildContext,
     DrafterInputs,
     DraftOutput,
     Frontier,
     Observation,
+    PassCompiler,
     Prediction,
+    Recorder,
     Reveal,
 )
-from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.fixed import FixedPass
-from falcon_lab.model.recording import Recorder
 from falcon_lab_medusa import MedusaConfig
 
 

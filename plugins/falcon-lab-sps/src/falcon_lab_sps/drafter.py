@@ -14,18 +14,20 @@ from torch import Tensor, nn
 from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
+    Announce,
     BuildContext,
     DrafterInputs,
     DraftOutput,
     Frontier,
     Observation,
+    PassCompiler,
     Prediction,
+    Recorder,
     Reveal,
     TreeBuilder,
 )
-from falcon_lab.model.compiled import Announce, PassCompiler, compile_ahead
+from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.masks import packed_mask
-from falcon_lab.model.recording import Recorder
 from falcon_lab_sps import SpsConfig
 from falcon_lab_sps.drafting import Drafting
 from falcon_lab_sps.small_model import small_model

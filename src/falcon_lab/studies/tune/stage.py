@@ -27,7 +27,7 @@ from falcon_lab.measure.engines import (
 )
 from falcon_lab.measure.results import build_results
 from falcon_lab.measure.statistics import compare
-from falcon_lab.model.taps import tapped_for
+from falcon_lab.model.target import tapped_for
 from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
