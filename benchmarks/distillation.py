@@ -78,7 +78,7 @@ def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from falcon_bench.distillation_cost import Shape, format_memory, measure_apart
     from falcon_lab.measure import provenance
 
-    found = []
+    header, found = provenance.header(dtype="torch.float32", folder=HERE), []
     for shape in shapes:
         tell(f"measuring {shape}")
         found.append(measure_apart(Shape(**shape), threads=torch.get_num_threads()))
@@ -86,10 +86,7 @@ def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schema": 1,
         "name": "distillation-memory",
-        "command": provenance.command_line(),
-        "versions": provenance.versions(),
-        "git": provenance.git_state(HERE),
-        "hardware": provenance.hardware(dtype="torch.float32"),
+        **header,
         "measured": found,
     }
 

@@ -9,7 +9,7 @@ from falcon_lab.measure.records import PromptRow
 from falcon_lab.studies.compare.budgets import NodeBudget
 from falcon_lab.studies.compare.contestants import Cell
 from falcon_lab.studies.compare.measuring import Measured
-from measuring import HARDWARE, TARGET, row
+from measuring import HEADER, TARGET, row
 from tiny_models import save_tiny
 
 RECIPE = """\
@@ -117,7 +117,7 @@ def results(*found: Measured, **changes: Any) -> dict[str, Any]:
         "experiment": {"name": "tiny", "report": {"title": None}},
         "comparison": {"budgets": ["chain-2"]},
         "versions": {"python": "3.11"},
-        "hardware": HARDWARE,
+        "hardware": HEADER["hardware"],
         "git": None,
         "target": TARGET,
         "protocol": {"prompts": 2, "repeats": 1, "warmup": 1, "yardsticks": 2, "rows": {}},

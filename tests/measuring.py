@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.generation import Generation, Round, Seconds
+from falcon_lab.measure import provenance
 from falcon_lab.measure.benchmark import Measurement
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
@@ -278,7 +279,7 @@ TARGET = {
     },
 }
 
-HARDWARE = {
+_HARDWARE = {
     "cpu": "Example CPU @ 2.50GHz",
     "cores": 2,
     "threads": 1,
@@ -289,4 +290,12 @@ HARDWARE = {
     "gpu_memory_bytes": None,
     "cuda": None,
     "dtype": "torch.float32",
+}
+
+HEADER: dict[str, Any] = {
+    "date": "2026-11-22T05:00:00+00:00",
+    "command": "lightning run smoke.yaml",
+    "versions": provenance.versions(),
+    "hardware": _HARDWARE,
+    "git": {"commit": "0" * 40, "dirty": False},
 }

@@ -27,7 +27,6 @@ KNOWN_ARROWS = {
     "experiment -> commands",
     "glancing -> distill",
     "interfaces -> model",
-    "model -> studies",
     "report -> run",
     "report -> studies",
     "studies -> experiment",

@@ -13,7 +13,7 @@ import running
 from falcon_lab.config.load import load_experiment
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.tracking import decode_metrics, run_folder
-from measuring import EXPERIMENT, HARDWARE, TARGET, measurement
+from measuring import EXPERIMENT, HEADER, TARGET, measurement
 
 ROOT = Path(__file__).parents[1]
 SWEEP = ROOT / "experiments" / "sweeps" / "csgd.yaml"
@@ -90,7 +90,7 @@ def test_wandbs_schema_finds_no_violation(sweep: dict[str, Any]) -> None:
 
 
 def test_the_sweeps_metric_is_one_that_a_run_logs(sweep: dict[str, Any]) -> None:
-    found = build_results(measurement(2), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE)
+    found = build_results(measurement(2), experiment=EXPERIMENT, target=TARGET, header=HEADER)
     assert sweep["metric"]["name"] in decode_metrics(found)
 
 

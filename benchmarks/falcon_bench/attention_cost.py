@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -52,17 +51,13 @@ def bench_attention(
         ``bench_shape`` says of each.
     """
     device = next(iter(shapes.values())).device
-    hardware = provenance.hardware(device=str(device))
+    header = provenance.header(device=str(device))
     measured = {}
     for name, shape in shapes.items():
         announce(f"{name}: attention of {_words(shape)}")
         measured[name] = bench_shape(shape, contexts=contexts, rows=rows, seconds=seconds)
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": provenance.command_line(),
-        "versions": provenance.versions(),
-        "hardware": hardware,
-        "git": provenance.git_state(),
+        **header,
         "shapes": measured,
     }
 

@@ -399,7 +399,7 @@ def bench_distillation(
     """
     target = ensure_target(experiment.target, announce)
     data = FalconDataModule.for_target(experiment.data, target)
-    hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+    header = provenance.header(target, folder=Path(__file__).parent)
     announce("measuring what this machine multiplies")
     machines = [measure_machine(target.device, target.dtype, 0)]
     module = module_of(experiment, target, load_components(), steps)
@@ -409,11 +409,8 @@ def bench_distillation(
     return {
         "schema": 1,
         "name": "distillation",
-        "command": provenance.command_line(),
+        **header,
         "experiment": to_plain(experiment),
-        "versions": provenance.versions(),
-        "git": provenance.git_state(Path(__file__).parent),
-        "hardware": hardware,
         "machine": asdict(machine),
         **summarise(module, turns, machine),
     }

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -187,6 +186,7 @@ def bench_shape(
     check_target(target)
     cost = PassCost.of(target)
     assert cost is not None
+    header = provenance.header(target)
     announce("measuring what this machine copies and multiplies")
     machine = measure_machine(device, target.dtype, cost.weight_bytes, seconds=plan.seconds)
     drafter = random_drafter(target, plan.block)
@@ -198,11 +198,7 @@ def bench_shape(
         tell(f"there are no CUDA graphs on {device.type}: rows of that name are eager too")
     bench = Bench(plan, target, graphs, theirs, drafter, cost, machine, announce)
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": provenance.command_line(),
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(device=str(device), dtype=str(target.dtype)),
-        "git": provenance.git_state(),
+        **header,
         "plan": asdict(plan),
         "machine": asdict(machine),
         "cost": asdict(cost),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +83,7 @@ def bench_scaling(
         ``turns``, and ``curves``: each with ``what`` (the pass), ``along`` (what grows), its
         ``points`` (``size``, median ``seconds``, quartiles ``low`` and ``high``) and ``line``.
     """
-    hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+    header = provenance.header(target)
     announce("making models and reading contexts")
     with torch.no_grad():
         probes = probes_of(target, components, drafter, sizes)
@@ -92,11 +91,7 @@ def bench_scaling(
     with torch.inference_mode():
         seconds = alternate(probes, turns, target.device)
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": provenance.command_line(),
-        "versions": provenance.versions(),
-        "hardware": hardware,
-        "git": provenance.git_state(),
+        **header,
         "target": provenance.target_of(target) | {"lean": target.backbone.lean is not None},
         "drafter": dict(drafter),
         "sizes": asdict(sizes),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
 
 from falcon_lab.measure import provenance
+from tiny_models import tiny_target
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -68,3 +70,16 @@ def test_the_processors_name_is_read_and_its_absence_survived(tmp_path: Path) ->
 def test_the_command_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/lightning", "run", "a b.yaml", "seed=1"])
     assert provenance.command_line() == "lightning run 'a b.yaml' seed=1"
+
+
+def test_one_header_states_where_a_result_came_from(tmp_path: Path) -> None:
+    found = provenance.header(device="cpu", dtype="float32", threads=3, folder=tmp_path)
+    assert list(found) == ["date", "command", "versions", "hardware", "git"]
+    assert found["hardware"]["threads"] == 3
+    assert datetime.fromisoformat(found["date"]).tzinfo is not None
+
+
+def test_a_header_takes_device_and_type_from_the_target() -> None:
+    target = tiny_target("llama")
+    hardware = provenance.header(target)["hardware"]
+    assert (hardware["device"], hardware["dtype"]) == ("cpu", str(target.dtype))

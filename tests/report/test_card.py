@@ -9,7 +9,7 @@ import yaml
 
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.card import drafter_card
-from measuring import EXPERIMENT, HARDWARE, TARGET, measurement
+from measuring import EXPERIMENT, HEADER, TARGET, measurement
 
 CONFIG = {
     "drafter": {"name": "falcon", "block": 2},
@@ -20,7 +20,7 @@ CONFIG = {
 
 def results(**changes: Any) -> dict[str, Any]:
     return build_results(
-        measurement(**changes), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+        measurement(**changes), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from falcon_lab.measure.results import build_results
 from falcon_lab.report import plots
-from measuring import EXPERIMENT, HARDWARE, HISTORY, TARGET, measurement
+from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, measurement
 
 PLOTS = (plots.speedups, plots.time_split, plots.acceptance, plots.accepted_histograms)
 
@@ -19,7 +19,7 @@ PLOTS = (plots.speedups, plots.time_split, plots.acceptance, plots.accepted_hist
 @pytest.fixture(scope="module")
 def methods() -> dict[str, Any]:
     found = build_results(
-        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
     return dict(found["methods"])
 
@@ -51,7 +51,7 @@ def test_a_speed_up_stands_beside_its_bar(methods: dict[str, Any]) -> None:
 
 
 def test_one_prompt_draws_a_bar_without_whiskers() -> None:
-    found = build_results(measurement(1), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE)
+    found = build_results(measurement(1), experiment=EXPERIMENT, target=TARGET, header=HEADER)
     assert "tree" in texts(plots.speedups(found["methods"]))
 
 

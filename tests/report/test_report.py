@@ -13,14 +13,14 @@ from falcon_lab.measure.benchmark import Measurement
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.report import render, write_report
 from falcon_lab.report.sentences import headline
-from measuring import EXPERIMENT, HARDWARE, HISTORY, TARGET, TREE, measurement
+from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, TREE, measurement
 
 
 def results(found: Measurement | None = None, **changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "experiment": EXPERIMENT,
         "target": TARGET,
-        "hardware": HARDWARE,
+        "header": HEADER,
         "labels": {"tree": "falcon, k=2, static <auto>"},
         "left_out": {"lookup": "not installed"},
     }
@@ -175,5 +175,6 @@ def test_a_measurement_of_plain_decoding_alone_is_reported_too() -> None:
 
 
 def test_a_gpu_is_named_in_place_of_the_cpu() -> None:
-    found = results(hardware={**HARDWARE, "gpu": "Example GPU 80GB", "device": "cuda"})
+    gpu = {**HEADER["hardware"], "gpu": "Example GPU 80GB", "device": "cuda"}
+    found = results(header={**HEADER, "hardware": gpu})
     assert "Measured on Example GPU 80GB, float32" in render(found, [], [])

@@ -12,7 +12,7 @@ import pytest
 from falcon_lab.config.load import load_experiment
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.stage import write_everything
-from measuring import EXPERIMENT, HARDWARE, HISTORY, TARGET, measurement
+from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, measurement
 
 
 class Tracked:
@@ -35,7 +35,7 @@ def current(tmp_path: Path) -> Any:
     """A run of training-free methods that was measured."""
     history = tmp_path / "history.jsonl"
     history.write_text("".join(json.dumps(record) + "\n" for record in HISTORY))
-    results = build_results(measurement(3), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE)
+    results = build_results(measurement(3), experiment=EXPERIMENT, target=TARGET, header=HEADER)
     lines: list[str] = []
     return SimpleNamespace(
         experiment=load_experiment(None),

@@ -25,7 +25,7 @@ from falcon_lab.report.tracking import (
     wandb_mode,
 )
 from falcon_lab.report.tree_drawing import draw_svg, draw_text
-from measuring import EXPERIMENT, HARDWARE, TARGET, TREE, measurement
+from measuring import EXPERIMENT, HEADER, TARGET, TREE, measurement
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def results(**changes: Any) -> dict[str, Any]:
     return build_results(
-        measurement(3, **changes), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+        measurement(3, **changes), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
 
 
@@ -216,13 +216,13 @@ def test_the_headline_method_gives_the_metrics_that_people_look_for() -> None:
 
 def test_one_differing_prompt_makes_a_method_not_lossless() -> None:
     found = measurement(4, diverging=True)  # on the fourth prompt
-    built = build_results(found, experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE)
+    built = build_results(found, experiment=EXPERIMENT, target=TARGET, header=HEADER)
     assert decode_metrics(built)["decode/lossless"] == 0.0
 
 
 def test_a_measurement_of_plain_decoding_alone_has_no_headline_metrics() -> None:
     alone = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
-    found = build_results(alone, experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE)
+    found = build_results(alone, experiment=EXPERIMENT, target=TARGET, header=HEADER)
     metrics = decode_metrics(found)
     assert "decode/plain/tokens_per_second" in metrics
     assert "decode/tokens_per_second" not in metrics
@@ -230,7 +230,7 @@ def test_a_measurement_of_plain_decoding_alone_has_no_headline_metrics() -> None
 
 def test_a_lossy_rule_is_never_logged_as_lossless() -> None:
     built = build_results(
-        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
     assert built["methods"]["tree"]["identical_share"] == 1
     named = {_request(row, built["methods"])[2] for row in built["rows"]}

@@ -13,7 +13,7 @@ import torch
 from falcon_lab.measure.engines import Methods
 from falcon_lab.measure.results import build_results
 from falcon_lab.studies import evaluate as stage
-from measuring import EXPERIMENT, HARDWARE, TARGET, measurement, prompt
+from measuring import EXPERIMENT, HEADER, TARGET, measurement, prompt
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_without_a_speculative_method_no_tree_is_drawn() -> None:
 
 
 def test_every_methods_answers_are_written(tmp_path: Path) -> None:
-    results = build_results(measurement(2), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE)
+    results = build_results(measurement(2), experiment=EXPERIMENT, target=TARGET, header=HEADER)
     engine: Any = object()
     current: Any = SimpleNamespace(folder=tmp_path)
     stage.save_answers(current, Methods(engines={"chain": engine, "tree": engine}), results)

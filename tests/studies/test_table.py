@@ -8,13 +8,13 @@ import pytest
 
 from falcon_lab.measure.results import build_results
 from falcon_lab.studies.evaluate import align, format_table, warnings
-from measuring import HARDWARE, TARGET, measurement
+from measuring import HEADER, TARGET, measurement
 
 
 def results(target: Any = TARGET, **changes: Any) -> dict[str, Any]:
     left_out = {"lookup": "not installed"}
     return build_results(
-        measurement(**changes), experiment={}, target=target, hardware=HARDWARE, left_out=left_out
+        measurement(**changes), experiment={}, target=target, header=HEADER, left_out=left_out
     )
 
 

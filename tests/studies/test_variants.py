@@ -8,7 +8,7 @@ import pytest
 
 from falcon_lab.measure.results import build_results, write_results
 from falcon_lab.studies.variants import difference, figures, format_variants, spread, tabulate
-from measuring import EXPERIMENT, HARDWARE, TARGET, measurement
+from measuring import EXPERIMENT, HEADER, TARGET, measurement
 
 
 def finished(folder: Path, rate: float, *, measured: bool = True) -> Path:
@@ -18,9 +18,7 @@ def finished(folder: Path, rate: float, *, measured: bool = True) -> Path:
     text = "".join(json.dumps(record) + "\n" for record in history)
     (folder / "history.jsonl").write_text(text)
     if measured:
-        results = build_results(
-            measurement(4), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
-        )
+        results = build_results(measurement(4), experiment=EXPERIMENT, target=TARGET, header=HEADER)
         write_results(folder / "results.json", results)
     return folder
 
@@ -85,7 +83,7 @@ def test_a_table_of_one_variant_has_no_difference(name: str) -> None:
 
 def test_a_method_with_a_lossy_rule_is_called_so_among_the_variants(tmp_path: Path) -> None:
     found = build_results(
-        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, hardware=HARDWARE
+        measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
     write_results(tmp_path / "results.json", found)
     assert {"chain: τ", "tree (lossy): τ", "tree (lossy): speed-up"} <= set(figures(tmp_path))

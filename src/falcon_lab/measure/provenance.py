@@ -1,4 +1,4 @@
-"""Where a result came from: versions, hardware, git state."""
+"""State where a result came from: one header for every file of results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,41 @@ PACKAGES = (
 )
 
 
+def header(
+    target: Target | None = None,
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    threads: int | None = None,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Return what every file of results begins with.
+
+    Ask for it before the measurement: its load is then that of the other processes.
+
+    Args:
+        target: the model; its device and type are the hardware's.
+        device: where it runs, without a target.
+        dtype: of the tensors, without a target.
+        threads: CPU threads while measuring; None asks torch.
+        folder: is asked for the git state; None is the current one.
+
+    Returns:
+        ``date``, ``command``, ``versions``, ``hardware`` and ``git``.
+    """
+    if target is not None:
+        device, dtype = str(target.device), str(target.dtype)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "versions": versions(),
+        "hardware": hardware(device=device, dtype=dtype, threads=threads),
+        "git": git_state(folder),
+    }
+
+
 def versions() -> dict[str, str | None]:
-    """Python's version and that of every package that a result may depend on; None: absent."""
+    """Return the versions of Python and of what a result may depend on; None where absent."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -45,7 +79,7 @@ def versions() -> dict[str, str | None]:
 
 
 def target_of(target: Target, quality: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The target as ``results.json`` tells it; ``quality`` is known of one that was made here."""
+    """Return the target as results describe it; ``quality`` is known of one that was made here."""
     return {
         "name": target.name,
         "revision": target.revision,
@@ -58,7 +92,7 @@ def target_of(target: Target, quality: Mapping[str, Any] | None = None) -> dict[
 def hardware(
     *, device: str = "cpu", dtype: str | None = None, threads: int | None = None
 ) -> dict[str, Any]:
-    """The machine, and how it was used.
+    """Return the machine, and how it was used.
 
     Args:
         device: where decoding ran.
@@ -86,7 +120,7 @@ def hardware(
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's own name, or what the platform calls it."""
+    """Return the processor's own name, or what the platform calls it."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
@@ -96,14 +130,14 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, which a container or ``taskset`` may have cut down."""
+    """Count the cores that this process may use: a container may have fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _load() -> float | None:
-    """Processes that wanted a core over the last minute: a busy machine makes timings doubtful."""
+    """Return how many processes wanted a core over the last minute: others disturb timings."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
@@ -111,7 +145,7 @@ def _load() -> float | None:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit and whether tracked files differ from it; None outside git or without git."""
+    """Return the commit and whether tracked files differ from it; None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -135,7 +169,7 @@ def _git(folder: Path | None, *arguments: str) -> str | None:
 
 
 def command_line() -> str:
-    """What was typed, as far as Python knows, with the program's name alone."""
+    """Return what was typed, as far as Python knows, with the program's name alone."""
     import shlex
 
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

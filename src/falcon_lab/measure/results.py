@@ -10,13 +10,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import replacing
-from falcon_lab.measure import metrics, provenance
+from falcon_lab.measure import metrics
 from falcon_lab.measure.records import PromptRow
 
 if TYPE_CHECKING:
@@ -32,23 +31,21 @@ def build_results(
     *,
     experiment: Mapping[str, Any],
     target: Mapping[str, Any],
-    hardware: Mapping[str, Any],
+    header: Mapping[str, Any],
     components: Mapping[str, Any] | None = None,
     headline: str | None = None,
     labels: Mapping[str, str] | None = None,
     left_out: Mapping[str, str] | None = None,
     trees: Sequence[Mapping[str, Any]] = (),
-    command: str | None = None,
-    source: Path | None = None,
 ) -> dict[str, Any]:
-    """The whole of ``results.json``.
+    """Return the whole of ``results.json``.
 
     Args:
         measurement: from ``measure``.
         experiment: the resolved experiment as plain values.
         target: ``name``, ``revision``, ``fingerprint``, ``dtype`` and ``quality`` (None, or what
             the gate found: at least ``passed`` and ``verdict``).
-        hardware: from ``provenance.hardware``, asked for while the threads were set.
+        header: from ``provenance.header``.
         components: method -> kind -> name, distribution and version.
         headline: the method that the first sentence of the report and the sweep's metric are
             about; None takes the fastest lossless one of those that use the run's own drafter, if
@@ -56,8 +53,6 @@ def build_results(
         labels: method -> what it is, in a few words.
         left_out: method -> why it was not measured.
         trees: drawn trees, from ``TreeRecorder``.
-        command: what was typed; None asks Python.
-        source: the experiment's file; its folder is asked for the git state.
     """
     summaries = metrics.summaries(measurement.rows, measurement.lossless)
     if headline is None:
@@ -67,13 +62,9 @@ def build_results(
     return {
         "schema": SCHEMA_VERSION,
         "name": experiment.get("name"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command or provenance.command_line(),
         "experiment": dict(experiment),
         "seeds": _seeds(experiment),
-        "versions": provenance.versions(),
-        "hardware": dict(hardware),
-        "git": provenance.git_state(source.resolve().parent if source else None),
+        **header,
         "target": dict(target),
         "components": dict(components or {}),
         "protocol": {"repeats": measurement.repeats, "warmup": measurement.warmup},

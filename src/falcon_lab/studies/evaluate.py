@@ -200,6 +200,7 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
         experiment, target, current.components, current.drafter_folder, current.announce
     )
     prompts = prompts_of(experiment, target)
+    header = provenance.header(target, threads=config.threads)
     measurement = measure(
         {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
         prompts,
@@ -212,9 +213,7 @@ def evaluate_methods(current: Run) -> dict[str, Any]:
         measurement,
         experiment=to_plain(experiment),
         target=provenance.target_of(target, current.quality),
-        hardware=provenance.hardware(
-            device=str(target.device), dtype=str(target.dtype), threads=config.threads
-        ),
+        header=header,
         components=methods.provenance,
         labels=methods.labels,
         left_out=methods.left_out,

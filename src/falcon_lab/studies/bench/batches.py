@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -139,14 +138,10 @@ def bench_batches(
         for size in (ALONE, *sizes)
     ]
     with torch_threads(experiment.evaluation.threads):
-        hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+        header = provenance.header(target)
         run(jobs, len(prompts), experiment, clock, announce)
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": provenance.command_line(),
-        "versions": provenance.versions(),
-        "hardware": hardware,
-        "git": provenance.git_state(),
+        **header,
         "target": provenance.target_of(target) | {"lean": target.backbone.lean is not None},
         "experiment": to_plain(experiment),
         "prompts": len(prompts),

@@ -66,7 +66,7 @@ def bench_decoding(
     found = contest(experiment, target, load_components(), methods, helper, attempt=answer)
     cost = PassCost.of(target)
     with torch_threads(experiment.evaluation.threads):
-        hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+        header = provenance.header(target)
         announce("measuring what this machine copies and multiplies")
         machine = measure_machine(target.device, target.dtype, cost.weight_bytes if cost else 0)
         measurement = measure(
@@ -81,7 +81,7 @@ def bench_decoding(
             announce(f"tracing {TOKENS} tokens of each of our loops into {trace}")
             ours = {name: found.engines[name] for name in found.ours}
             write_trace(trace, ours, partial(answer, tokens=TOKENS))
-    results = compared(experiment, target, found, measurement, hardware)
+    results = compared(experiment, target, found, measurement, header)
     results["bench"] = {
         "machine": asdict(machine),
         "cost": asdict(cost) if cost else None,
@@ -138,14 +138,14 @@ def compared(
     target: Target,
     found: Contest,
     measurement: Measurement,
-    hardware: Mapping[str, Any],
+    header: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The measurement as ``results.json`` tells it; its headline is the fastest drafting row."""
     results = build_results(
         measurement,
         experiment=to_plain(experiment),
         target=provenance.target_of(target),
-        hardware=hardware,
+        header=header,
         components=found.provenance,
         labels=found.labels,
         left_out=found.left_out,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from falcon_lab.studies.compare.contestants import (
 from falcon_lab.studies.compare.measuring import Arena, Measured
 from falcon_lab.studies.compare.paper import held_against
 from falcon_lab.studies.compare.plan import Plan
-from falcon_lab.timing import torch_threads
 
 SCHEMA_VERSION = 1
 
@@ -63,21 +61,14 @@ def compare(plan: Plan, announce: Callable[[str], None]) -> dict[str, Any]:
             train_heads(plan, announce)
         components = load_components()
         arena, quality = enter(plan, components, announce)
-        with torch_threads(plan.base.evaluation.threads):
-            hardware = provenance.hardware(
-                device=str(arena.target.device), dtype=str(arena.target.dtype)
-            )
+        header = provenance.header(arena.target, threads=plan.base.evaluation.threads)
         measured = [arena.measure_at(temperature) for temperature in plan.config.temperatures]
     return {
         "schema": SCHEMA_VERSION,
         "name": plan.base.name,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": provenance.command_line(),
+        **header,
         "experiment": to_plain(plan.base),
         "comparison": asdict(plan.config),
-        "versions": provenance.versions(),
-        "hardware": hardware,
-        "git": provenance.git_state(),
         "target": provenance.target_of(arena.target, quality),
         "protocol": protocol_of(arena, measured),
         "left_out": dict(plan.left_out) | unfit(plan, measured),

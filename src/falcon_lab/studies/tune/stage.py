@@ -109,7 +109,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     if experiment.evaluation.threads is None and target.device.type == "cpu":
         experiment.evaluation.threads = choose_threads(bench.target, announce)
     with torch_threads(experiment.evaluation.threads):
-        hardware = provenance.hardware(device=str(target.device), dtype=str(target.dtype))
+        header = provenance.header(target)
         announce(f"the target answers {len(others)} prompts of {limits.source}")
         texts = write_texts(
             bench.target,
@@ -145,7 +145,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         measurement,
         experiment=to_plain(experiment),
         target=provenance.target_of(target),
-        hardware=hardware,
+        header=header,
         components=methods.provenance,
         labels=methods.labels,
         left_out=methods.left_out,
