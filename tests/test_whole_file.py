@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from falcon_lab.files import replacing
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import replacing, write_atomically
 
 
 def test_what_was_written_takes_the_place_of_the_file(tmp_path: Path) -> None:
@@ -44,3 +46,24 @@ def test_a_folder_that_is_none_is_an_error_of_the_system(tmp_path: Path) -> None
         replacing(tmp_path / "file" / "figures.json") as temporary,
     ):
         temporary.write_text("new")
+
+
+def test_what_was_there_survives_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_atomically(tmp_path / "results.json", "old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FalconLabError, match="No space left on device"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_a_file_is_an_error_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(FalconLabError, match="cannot be written"):
+        write_atomically(tmp_path / "runs" / "results.json", "new")

@@ -38,7 +38,6 @@ from falcon_lab.config.schema import DistillationConfig, Experiment
 from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import train
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.relaxed_mask import find_runs
 from falcon_lab.errors import FalconLabError
@@ -55,6 +54,7 @@ from falcon_lab.studies.bench.machine import Machine, measure_machine
 from falcon_lab.studies.bench.memory import peak_of
 from falcon_lab.studies.evaluate import NOTHING, align
 from falcon_lab.timing import Stopwatch
+from falcon_lab.training import train
 
 
 @dataclass(frozen=True)

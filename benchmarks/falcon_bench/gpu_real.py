@@ -22,7 +22,7 @@ from falcon_bench.gpu_training import (
     Announce,
     Plan,
     make_target,
-    train_drafter,
+    train_plan,
 )
 from falcon_lab.commands.settings import bench_experiment
 from falcon_lab.studies.bench.decoding import bench_decoding
@@ -47,7 +47,7 @@ def bench_real(plan: Plan, folder: Path, until: str, announce: Announce) -> dict
     make_target(plan, folder, announce)
     if until == "target":
         return None
-    train_drafter(plan, folder, announce)
+    train_plan(plan, folder, announce)
     if until == "drafter":
         return None
     return {

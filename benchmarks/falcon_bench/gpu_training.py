@@ -21,12 +21,11 @@ from falcon_lab.config.load import load_experiment
 from falcon_lab.config.schema import Experiment, Gate, ModelShape, PretrainingConfig
 from falcon_lab.data.corpora import read_text
 from falcon_lab.data.datamodule import FalconDataModule
-from falcon_lab.distill import stage
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import train
+from falcon_lab.distill.stage import train_drafter
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import write_atomically
 from falcon_lab.interfaces import BuildContext
-from falcon_lab.measure.results import write_atomically
 from falcon_lab.model.loading import resolve_device
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.discovery import load_components
@@ -34,6 +33,7 @@ from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.pretraining.training import Pretraining, build_model, data_of, trained_tokenizer
 from falcon_lab.run import Run
 from falcon_lab.timing import Stopwatch
+from falcon_lab.training import train
 
 Announce = Callable[[str], None]
 
@@ -253,7 +253,7 @@ def trainer_of(plan: Plan, steps: int) -> dict[str, Any]:
 # --- the drafter --------------------------------------------------------------------------------
 
 
-def train_drafter(plan: Plan, folder: Path, announce: Announce) -> None:
+def train_plan(plan: Plan, folder: Path, announce: Announce) -> None:
     """Train Falcon's drafter by CSGD, unless it is there."""
     done = folder / "drafter.json"
     if done.exists():
@@ -266,8 +266,16 @@ def train_drafter(plan: Plan, folder: Path, announce: Announce) -> None:
     announce(f"drafter: {steps} steps")
     watch = Stopwatch()
     with Run.open(drafter_experiment(plan, folder, steps), announce=announce) as current:
-        current.target, current.data = target, data
-        stage.train_drafter(current)
+        if not current.training_done:
+            train_drafter(
+                current.experiment,
+                target,
+                data,
+                current.components,
+                folder=current.folder,
+                save_to=current.drafter_folder,
+                loggers=current.tracking.loggers,
+            )
     found = {"steps": steps, "seconds": watch.lap(), "block": plan.block}
     write_atomically(done, json.dumps(found, indent=1))
 

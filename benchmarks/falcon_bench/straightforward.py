@@ -25,11 +25,11 @@ from torch.nn import functional
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.labels import Labels, drafter_inputs, label_rows, repeated
 from falcon_lab.distill.randomness import derive_seed, generator_for, seeded_dropout
-from falcon_lab.distill.training import make_optimizer
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs
 from falcon_lab.interfaces import GlanceRows, Prediction, Reveal
+from falcon_lab.training import make_optimizer
 
 if TYPE_CHECKING:
     from falcon_lab.distill.module import Distillation

@@ -56,16 +56,33 @@ def data(current: Run, *, wanted: bool) -> None:
     """The training data; left out when only an evaluation is wanted."""
     from falcon_lab.data.stage import prepare_data
 
-    if wanted or "distil" in current.experiment.stages:
-        current.data = prepare_data(current)
+    experiment = current.experiment
+    if (wanted or "distil" in experiment.stages) and not current.training_done:
+        current.data = prepare_data(
+            experiment.data,
+            current.target,
+            drafter=experiment.drafter,
+            components=current.components,
+            announce=current.announce,
+        )
 
 
 def distil(current: Run, *, wanted: bool) -> None:
     """The drafter: trained, or the one that is there."""
     from falcon_lab.distill.stage import train_drafter
 
-    if wanted:
-        train_drafter(current)
+    if wanted and current.training_done:
+        current.announce(f"the drafter in {current.drafter_folder} is trained already")
+    elif wanted:
+        train_drafter(
+            current.experiment,
+            current.target,
+            current.data,
+            current.components,
+            folder=current.folder,
+            save_to=current.drafter_folder,
+            loggers=current.tracking.loggers,
+        )
 
 
 def evaluate(current: Run, *, wanted: bool) -> None:

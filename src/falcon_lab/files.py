@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.errors import FalconLabError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -30,6 +32,24 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Write ``text`` under a temporary name and rename it: readers see the old or the new file.
+
+    Raises:
+        FalconLabError: when the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or error
+        raise FalconLabError(f"{path}: cannot be written ({reason}); nothing was lost") from error
+    return path
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -160,7 +160,7 @@ class Run:
 
     def claim(self) -> None:
         """Write the configuration down, or see that it is the one written down before."""
-        from falcon_lab.measure.results import write_atomically
+        from falcon_lab.files import write_atomically
 
         path = self.folder / "training.json"
         now = training_facts(self.experiment)

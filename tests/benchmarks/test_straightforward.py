@@ -11,11 +11,11 @@ import torch
 from distilling import QUIET, Batches, Data, Notes, batch, distillation, weights
 from falcon_bench.straightforward import Manner, StraightforwardLoop, one_document_a_row
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import train
 from falcon_lab.glancing import NoGlancing
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
+from falcon_lab.training import train
 
 STEPS = [3, 4, 5, 6, 7, 8]
 

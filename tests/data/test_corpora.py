@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from falcon_lab.data import corpora
-from falcon_lab.data.corpora import Document, corpus, corpus_fingerprint, sections
+from falcon_lab.data.corpora import corpus, corpus_fingerprint, sections
+from falcon_lab.data.documents import Document
 from falcon_lab.data.generated.corpus import SPLITS, generate_modules
 from falcon_lab.errors import FalconLabError
 

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.data.chats import PLAIN
-from falcon_lab.data.corpora import Document
+from falcon_lab.data.documents import PLAIN, Document
 from falcon_lab.data.encoding import TOGETHER, Encoded, chunks, encode, encode_all, train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.view import spans

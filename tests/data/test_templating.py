@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.data.chats import PLAIN, Rendered, load_template, render
-from falcon_lab.data.corpora import Document
+from falcon_lab.data.documents import PLAIN, Document, Rendered, load_template, render
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.errors import FalconLabError

@@ -1,5 +1,4 @@
-from falcon_lab.data.chats import PLAIN
-from falcon_lab.data.corpora import Document
+from falcon_lab.data.documents import PLAIN, Document
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.view import spans

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from distilling import QUIET, Data, Notes, batch, distillation, weights
 from falcon_lab.distill.loss import RowLoss, StudentRows, Teacher
-from falcon_lab.distill.training import train
 from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
 from falcon_lab.model.target import Target
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
+from falcon_lab.training import train
 from tiny_models import tiny_target
 
 ROWS = 23

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from falcon_lab.distill.labels import complete_blocks, number_blocks
 from falcon_lab.distill.metrics import (
     Tally,
     add_by_position,
@@ -11,6 +10,7 @@ from falcon_lab.distill.metrics import (
     overlap,
     places,
 )
+from falcon_lab.glancing import complete_blocks, number_blocks
 from falcon_lab.interfaces import LabelledRows, Prediction
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ from distilling import QUIET, Data, Notes, batch, distillation, weights
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import train
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import Csgd, NoGlancing
 from falcon_lab.interfaces import BuildContext, DrafterInputs, GlanceRows, Prediction, Reveal
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import CsgdConfig, FalconObjectiveConfig
+from falcon_lab.training import train
 from tiny_models import tiny_target
 
 CONTEXT = BuildContext(None, block=2)  # type: ignore[arg-type]

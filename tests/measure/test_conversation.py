@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from falcon_lab.data.heldout import Prompt
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import encode_prompts
-from falcon_lab.measure.prompts import Prompt
 from measuring import ChatLetters, Letters, prompt
 
 

@@ -11,8 +11,9 @@ import pytest
 from falcon_lab.config.schema import PromptsConfig
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
+from falcon_lab.data.heldout import Prompt
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.prompts import Prompt, load_prompts
+from falcon_lab.measure.prompts import load_prompts
 
 
 @cache

@@ -14,13 +14,7 @@ import pytest
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import results as module
 from falcon_lab.measure.benchmark import Measurement
-from falcon_lab.measure.results import (
-    build_results,
-    load_results,
-    rows_of,
-    write_atomically,
-    write_results,
-)
+from falcon_lab.measure.results import build_results, load_results, rows_of, write_results
 from falcon_lab.report.report import write_report
 from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, TREE, measurement
 
@@ -86,27 +80,6 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: str, said: str) -> N
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FalconLabError, match="run the evaluate stage"):
         load_results(tmp_path / "results.json")
-
-
-def test_what_was_there_survives_a_failed_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_atomically(tmp_path / "results.json", "old")
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(FalconLabError, match="No space left on device"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_a_file_is_an_error_of_the_user(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(FalconLabError, match="cannot be written"):
-        write_atomically(tmp_path / "runs" / "results.json", "new")
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from distilling import QUIET, Data, Notes, distillation, weights
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import train
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.torch_compile import Call, Compiled
+from falcon_lab.training import train
 
 
 @pytest.fixture(autouse=True)

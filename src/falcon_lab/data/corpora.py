@@ -12,13 +12,11 @@ import hashlib
 import platform
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from falcon_lab.data.chats import read_samples
+from falcon_lab.data.documents import Document, read_samples
 from falcon_lab.data.generated.corpus import SPLITS, generate_modules
 from falcon_lab.errors import FalconLabError
 
@@ -71,23 +69,6 @@ def text_files(root: Path) -> Iterator[tuple[str, Path]]:
 SECTION = 8000
 """Characters after which a file of text is cut at the next empty line."""
 _ENDLESS = 2**32
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A text or a chat.
-
-    Attributes:
-        id: unique in its corpus.
-        text: the text, or None for a chat.
-        messages: ``{"role": …, "content": …}`` turn by turn, or None for a text.
-        source: where it comes from, ``file:line`` or a file, for error messages.
-    """
-
-    id: str
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    source: str = ""
 
 
 def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) -> Iterator[Document]:

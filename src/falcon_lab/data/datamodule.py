@@ -14,8 +14,8 @@ from lightning import LightningDataModule
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from falcon_lab.config.schema import DataConfig
-from falcon_lab.data.chats import load_template
-from falcon_lab.data.corpora import Document, corpus
+from falcon_lab.data.corpora import corpus
+from falcon_lab.data.documents import Document, load_template
 from falcon_lab.data.encoding import Encoded, encode_all
 from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
 from falcon_lab.data.packing import PackedRows, pack

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.data.chats import render
+from falcon_lab.data.documents import render
 from falcon_lab.errors import FalconLabError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from falcon_lab.data.corpora import Document
+    from falcon_lab.data.documents import Document
 
 END_OF_TEXT = "<|endoftext|>"
 """Token 0: ends a document, and pads."""

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext
+from falcon_lab.interfaces import BuildContext, ComponentBuilder
 from falcon_lab.model.target import NOT_STORED, layers_of
 
 if TYPE_CHECKING:
-    from falcon_lab.run import Run
+    from falcon_lab.model.target import Target
 
 
-def prepare_data(current: Run) -> FalconDataModule:
-    """Read and pack the corpus; fill the feature store that the experiment may name."""
-    data = FalconDataModule.for_target(current.experiment.data, current.target)
-    if current.training_done:
-        return data  # nothing will be read of it
-    if current.experiment.data.feature_store is not None:
-        refuse_taps(current)
-    rows = data.train_rows
-    tokens = round(len(rows) * rows.length * rows.filled)
-    current.announce(
-        f"{current.experiment.data.corpus}: {tokens:,} training tokens, packed into "
-        f"{len(rows):,} sequences of {rows.length} ({rows.filled:.0%} filled)"
-    )
-    data.build_features(current.target, current.announce)
-    return data
+def prepare_data(
+    config: DataConfig,
+    target: Target,
+    *,
+    drafter: Mapping[str, Any],
+    components: ComponentBuilder,
+    announce: Callable[[str], None],
+) -> FalconDataModule:
+    """Read and pack the corpus; fill the feature store that the configuration may name.
 
-
-def refuse_taps(current: Run) -> None:
-    """A feature store is of no use to a drafter that taps layers: say so before it is filled.
+    Args:
+        config: the ``data`` section.
+        target: the frozen teacher.
+        drafter: the YAML node of the drafter that is to be trained on it.
+        components: builds that drafter.
+        announce: takes one line for the user.
 
     Raises:
-        FalconLabError: the experiment's drafter taps layers.
+        FalconLabError: the corpus cannot be read, or a feature store is named and the drafter
+            reads hidden states of layers, which no store keeps.
     """
-    context = BuildContext(host=current.target)
-    if layers_of(current.components.build("drafter", current.experiment.drafter, context)):
-        raise FalconLabError(NOT_STORED)
+    data = FalconDataModule.for_target(config, target)
+    if config.feature_store is not None:
+        built = components.build("drafter", drafter, BuildContext(host=target))
+        if layers_of(built):
+            raise FalconLabError(NOT_STORED)
+    rows = data.train_rows
+    tokens = round(len(rows) * rows.length * rows.filled)
+    announce(
+        f"{config.corpus}: {tokens:,} training tokens, packed into "
+        f"{len(rows):,} sequences of {rows.length} ({rows.filled:.0%} filled)"
+    )
+    data.build_features(target, announce)
+    return data

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.data.encoding import encode
 
 if TYPE_CHECKING:
-    from falcon_lab.data.corpora import Document
+    from falcon_lab.data.documents import Document
 
 
 def spans(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
-from falcon_lab.distill.labels import complete_blocks, number_blocks
+from falcon_lab.glancing import complete_blocks, number_blocks
 from falcon_lab.interfaces import LabelledRows, Prediction
 
 

@@ -19,12 +19,12 @@ from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
 from falcon_lab.distill.step import Lesson
 from falcon_lab.distill.timing import StepClock
-from falcon_lab.distill.training import make_optimizer
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import GlancingSchedule, Objective, TrainableDrafter, Unrolls
 from falcon_lab.model.target import tapped_for
 from falcon_lab.model.torch_compile import CompilesTraining
 from falcon_lab.timing import Stopwatch
+from falcon_lab.training import make_optimizer
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target

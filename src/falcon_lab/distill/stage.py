@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from falcon_lab.config.load import to_plain
-from falcon_lab.config.schema import PromptsConfig
+from falcon_lab.config.schema import Experiment
+from falcon_lab.data.heldout import heldout_prompts
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.module import Distillation
 from falcon_lab.distill.randomness import derive_seed
-from falcon_lab.distill.training import DecodeProbe, train
 from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, TrainableDrafter, is_trainable
-from falcon_lab.measure.prompts import load_prompts
+from falcon_lab.sampling import Sampling
+from falcon_lab.training import train
 
 if TYPE_CHECKING:
-    from falcon_lab.run import Run
+    from falcon_lab.data.datamodule import FalconDataModule
+    from falcon_lab.model.target import Target
+    from falcon_lab.plugins.registry import Components
 
 STEPS = 1000
 """Training steps where ``trainer`` names neither ``max_steps`` nor ``max_epochs``."""
 
 
-def train_drafter(current: Run) -> None:
-    """Train the experiment's drafter and save it; the one that is there is kept.
+def train_drafter(
+    experiment: Experiment,
+    target: Target,
+    data: FalconDataModule,
+    components: Components,
+    *,
+    folder: Path,
+    save_to: Path,
+    loggers: Any = None,
+) -> None:
+    """Train the experiment's drafter and save it.
+
+    Args:
+        experiment: the configuration.
+        target: the frozen teacher.
+        data: packed batches.
+        components: the registry.
+        folder: the run's folder, where checkpoints go.
+        save_to: the folder of the finished drafter, written by the first process alone.
+        loggers: Lightning loggers, or None.
 
     Raises:
-        FalconLabError: the drafter has nothing to train, or training went astray.
+        FalconLabError: the drafter has no weights to train, or the training diverged.
     """
-    if current.training_done:
-        current.announce(f"the drafter in {current.drafter_folder} is trained already")
-        return
-    experiment, components = current.experiment, current.components
-    drafter = build_drafter(current)
-    context = BuildContext.of(current.target, drafter)
+    drafter = build_drafter(experiment, target, components)
+    context = BuildContext.of(target, drafter)
     module = Distillation(
-        current.target,
+        target,
         drafter,
         components.build("objective", experiment.objective, context),
         components.build("schedule", experiment.glancing, context),
@@ -47,38 +69,41 @@ def train_drafter(current: Run) -> None:
         max_steps=training_steps(experiment.trainer),
         hyperparameters=to_plain(experiment),
     )
-    train(
+    callbacks = []
+    if experiment.distillation.decode_every:
+        callbacks.append(decoding_check(experiment, target, drafter, components))
+    trainer = train(
         module,
-        current.data,
+        data,
         {**experiment.trainer, "max_steps": module.max_steps},
-        current.folder,
-        current.tracking.loggers,
+        folder,
+        loggers,
         experiment.distillation.checkpoint_every,
-        [probe] if (probe := decode_probe(current, drafter)) else [],
+        callbacks,
     )
-    if not current.is_worker:
+    if trainer.is_global_zero:
         save_drafter(
-            current.drafter_folder,
+            save_to,
             module.drafter,
             node=experiment.drafter,
             provenance=components.provenance("drafter", experiment.drafter),
-            target=current.target,
+            target=target,
             card=f"# {experiment.drafter['name']}\n\nNot measured yet.\n",
         )
 
 
 def training_steps(trainer: dict[str, Any]) -> int:
-    """Optimiser steps of the training."""
+    """Return the optimiser steps of a training."""
     steps = trainer.get("max_steps", -1)
     return int(steps) if steps > 0 else STEPS
 
 
-def build_drafter(current: Run) -> Any:
-    """A fresh drafter whose weights depend on the experiment's seed alone."""
-    node = current.experiment.drafter
+def build_drafter(experiment: Experiment, target: Target, components: Components) -> Any:
+    """Build a fresh drafter whose weights depend on the experiment's seed alone."""
+    node = experiment.drafter
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(current.experiment.seed, "weights"))
-        drafter = current.components.build("drafter", node, BuildContext(host=current.target))
+        torch.manual_seed(derive_seed(experiment.seed, "weights"))
+        drafter = components.build("drafter", node, BuildContext(host=target))
     if not (is_trainable(drafter) and isinstance(drafter, TrainableDrafter)):
         raise FalconLabError(
             f"drafter.name is {node['name']}, which has nothing to train; name a trainable one, "
@@ -87,14 +112,12 @@ def build_drafter(current: Run) -> Any:
     return drafter
 
 
-def decode_probe(current: Run, drafter: TrainableDrafter) -> DecodeProbe | None:
-    """The callback that decodes on the way, where ``distillation.decode_every`` asks for it."""
-    experiment, target = current.experiment, current.target
-    config = experiment.distillation
-    if not config.decode_every:
-        return None
+def decoding_check(
+    experiment: Experiment, target: Target, drafter: TrainableDrafter, components: Components
+) -> DecodingCheck:
+    """Build the callback that ``distillation.decode_every`` asks for."""
+    config, build = experiment.distillation, components.build
     context = BuildContext.of(target, drafter)
-    build = current.components.build
     engine = SpeculativeEngine(
         target,
         drafter,
@@ -103,19 +126,81 @@ def decode_probe(current: Run, drafter: TrainableDrafter) -> DecodeProbe | None:
         build("controller", experiment.controller, context),
         decoding=experiment.decoding,
     )
-    prompts = load_prompts(
-        PromptsConfig(name="heldout", limit=config.decode_prompts),
-        corpus=experiment.data.corpus,
-        tokenizer=target.tokenizer,
-        # Not the prompts of the evaluation: what is looked at in training is not held out.
-        seed=derive_seed(experiment.data.seed, "probe") % 2**31,
-    )
-    encoded = [target.tokenizer(p.turns[0], return_tensors="pt")["input_ids"][0] for p in prompts]
-    return DecodeProbe(
+    # The seed keeps these prompts apart from those of the evaluation, which stay unseen.
+    seed = derive_seed(experiment.data.seed, "probe") % 2**31
+    found = heldout_prompts(experiment.data.corpus, target.tokenizer, seed=seed)
+    texts = [prompt.turns[0] for prompt in islice(found, config.decode_prompts)]
+    return DecodingCheck(
         engine,
-        encoded,
+        [target.tokenizer(text, return_tensors="pt")["input_ids"][0] for text in texts],
         every=config.decode_every,
         max_new_tokens=config.decode_tokens,
         stop=StopCondition(target.eos_ids, [], target.tokenizer),
         seed=experiment.seed,
     )
+
+
+class DecodingCheck(Callback):
+    """Decodes a few prompts every so many steps and logs ``decode/mean_accepted``.
+
+    That is the acceptance length τ, the bonus token counted. The first process does it alone.
+
+    Args:
+        engine: with the drafter that is being trained.
+        prompts: ``[T]`` long each, on any device.
+        every: optimiser steps between two checks.
+        max_new_tokens: length of an answer.
+        stop: what ends an answer.
+        sampling: how tokens are drawn.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        engine: SpeculativeEngine,
+        prompts: Sequence[Tensor],
+        *,
+        every: int,
+        max_new_tokens: int,
+        stop: StopCondition,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.engine, self.prompts, self.every = engine, prompts, every
+        self.max_new_tokens, self.stop = max_new_tokens, stop
+        self.sampling = sampling or Sampling()
+        self.seed = seed
+        self._last_step = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Decode when a step is due, once for all micro-batches of the step."""
+        step = trainer.global_step
+        if not self.every or step % self.every or step == self._last_step:
+            return
+        self._last_step = step
+        if trainer.is_global_zero and (mean := self.acceptance_length(pl_module, step)) is not None:
+            for logger in trainer.loggers:  # ``log`` would repeat the value in later steps
+                logger.log_metrics({"decode/mean_accepted": mean}, step=step - 1)
+
+    def acceptance_length(self, module: LightningModule, step: int) -> float | None:
+        """Return the tokens per round over all prompts, or None where there was no round."""
+        generator = torch.Generator(device=module.device)
+        generator.manual_seed(derive_seed(self.seed, "decode", step))
+        training = module.training
+        module.eval()
+        rounds = []
+        for prompt in self.prompts:
+            generation = self.engine.generate(
+                prompt.to(module.device),
+                max_new_tokens=self.max_new_tokens,
+                sampling=self.sampling,
+                generator=generator,
+                stop=self.stop,
+            )
+            rounds += generation.rounds
+        module.train(training)
+        if not rounds:
+            return None
+        return 1 + sum(done.accepted for done in rounds) / len(rounds)

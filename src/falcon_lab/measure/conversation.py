@@ -14,7 +14,7 @@ import torch
 from falcon_lab.errors import FalconLabError
 
 if TYPE_CHECKING:
-    from falcon_lab.measure.prompts import Prompt
+    from falcon_lab.data.heldout import Prompt
 
 
 @dataclass(frozen=True)

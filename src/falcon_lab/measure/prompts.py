@@ -1,94 +1,21 @@
-"""Functions of the standard library's held-out files, as prompts: ``def`` line and docstring.
-
-What is asked at evaluation: held-out data, prompts of one's own, and the field's prompt sets.
-"""
+"""Prompts of an evaluation: held-out data, prompts of one's own, and the field's prompt sets."""
 
 from __future__ import annotations
 
-import ast
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.config.schema import PromptsConfig
-from falcon_lab.data.chats import kind, read_jsonl
-from falcon_lab.data.corpora import Document, corpus, digest
+from falcon_lab.data.documents import kind, read_jsonl
+from falcon_lab.data.heldout import Prompt, heldout_prompts
 from falcon_lab.errors import FalconLabError
-
-PER_FILE = 4
-"""Functions that one file gives at the most."""
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def heldout_functions(seed: int) -> Iterator[tuple[str, str]]:
-    """``(name, beginning)`` of documented functions of the held-out files, files alternating."""
-    files = [
-        prompts
-        for document in corpus("stdlib", split="heldout", seed=seed)
-        if (prompts := beginnings(document.id, document.text or "", seed))
-    ]
-    for turn in range(PER_FILE):
-        yield from (prompts[turn] for prompts in files if turn < len(prompts))
-
-
-def beginnings(name: str, source: str, seed: int) -> list[tuple[str, str]]:
-    """``(name:qualified name, text)`` of some functions of a file, chosen by ``seed``."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # a few library files show what must not parse
-        return []
-    lines = source.splitlines()
-    found = {
-        f"{name}:{qualified}": beginning(function, lines)
-        for qualified, function in _functions(tree, "")
-        if has_docstring_and_body(function)
-    }
-    chosen = sorted(found, key=lambda key: digest(f"{seed}:{key}"))[:PER_FILE]
-    return [(key, found[key]) for key in chosen]
-
-
-def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function):
-            yield prefix + child.name, child
-        elif isinstance(child, ast.ClassDef):
-            yield from _functions(child, f"{prefix}{child.name}.")
-
-
-def has_docstring_and_body(function: Function) -> bool:
-    """Whether there is something to say and something left to write."""
-    return ast.get_docstring(function) is not None and len(function.body) > 1
-
-
-def beginning(function: Function, lines: list[str]) -> str:
-    """From ``def`` to the end of the docstring, as if at the left margin."""
-    end = function.body[0].end_lineno or function.lineno
-    return textwrap.dedent("\n".join(lines[function.lineno - 1 : end])) + "\n"
-
 
 HELDOUT = 32
 """Held-out prompts when no limit is given."""
 OF_CORPUS = ("heldout", "validation", "stdlib")
 """Sets that are cut from a corpus."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt of one turn or several.
-
-    Attributes:
-        id: unique in its set; the ``question_id`` of the answers.
-        category: what results are grouped by.
-        turns: what is said, one text a turn.
-    """
-
-    id: str
-    category: str
-    turns: list[str]
 
 
 def load_prompts(config: PromptsConfig, *, corpus: str, tokenizer: Any, seed: int) -> list[Prompt]:
@@ -122,7 +49,12 @@ def _prompts(config: PromptsConfig, name: str, tokenizer: Any, seed: int) -> Ite
     if config.name in OF_CORPUS:
         if config.prompt_tokens < 1:
             raise FalconLabError("evaluation.prompts.prompt_tokens must be at least 1")
-        return islice(_of_corpus(config, name, tokenizer, seed), config.limit or HELDOUT)
+        stdlib = config.name == "stdlib"
+        source, split = ("stdlib", "heldout") if stdlib else (name, config.name)
+        return islice(
+            heldout_prompts(source, tokenizer, split=split, tokens=config.prompt_tokens, seed=seed),
+            config.limit or HELDOUT,
+        )
     if config.name in HUB:
         return _from_hub(config.name)
     return read_prompts(Path(config.name))
@@ -133,51 +65,6 @@ def _own(texts: Sequence[str]) -> Iterator[Prompt]:
         if not text.strip():
             raise FalconLabError(f"evaluation.prompts.texts: text {number} is empty")
         yield Prompt(f"text/{number}", "own", [text])
-
-
-# --- held-out data ------------------------------------------------------------------------------
-
-
-def _of_corpus(config: PromptsConfig, source: str, tokenizer: Any, seed: int) -> Iterator[Prompt]:
-    tokens = config.prompt_tokens
-    if config.name == "stdlib" or (config.name, source) == ("heldout", "stdlib"):
-        for name, text in heldout_functions(seed):
-            yield Prompt(name, "stdlib", [_beginning(text, tokens, tokenizer, whole=True)])
-        return
-    for document in corpus(source, split=config.name, seed=seed):
-        turns = _turns(document, tokens, tokenizer)
-        if turns:
-            yield Prompt(document.id, config.name, turns)
-
-
-def _turns(document: Document, tokens: int, tokenizer: Any) -> list[str]:
-    """The beginning of a text, or what the user of a chat says."""
-    if document.messages is None:
-        text = _beginning(document.text or "", tokens, tokenizer)
-        return [text] if text.strip() else []
-    turns = [m["content"] for m in document.messages if m["role"] == "user" and m["content"]]
-    system = [m["content"] for m in document.messages if m["role"] == "system"]
-    # A prompt has turns of a user only, so a system message goes before the first.
-    return ["\n\n".join([*system, turns[0]]), *turns[1:]] if turns else []
-
-
-def _beginning(text: str, tokens: int, tokenizer: Any, *, whole: bool = False) -> str:
-    """The first tokens of a text as text that encodes to just these tokens.
-
-    Unless ``whole`` is allowed, half of the text at least is left for the model to write.
-    """
-
-    def encoded(part: str) -> list[int]:
-        return list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
-
-    ids = encoded(text)
-    most = min(tokens, len(ids) if whole else len(ids) // 2)
-    # A few cuts fall inside a character, or where the tokenizer would now join two tokens.
-    for count in range(most, max(most - 8, 0), -1):
-        part = str(tokenizer.decode(ids[:count]))
-        if encoded(part) == ids[:count]:
-            return part
-    return str(tokenizer.decode(ids[:most])).rstrip("\ufffd")
 
 
 # --- files in the MT-bench format ---------------------------------------------------------------

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import replacing
+from falcon_lab.files import write_atomically
 from falcon_lab.measure import metrics
 from falcon_lab.measure.records import PromptRow
 
@@ -113,24 +112,6 @@ def write_results(path: Path, results: Mapping[str, Any]) -> Path:
     """
     text = json.dumps(_finite(results), indent=1, ensure_ascii=False, allow_nan=False)
     return write_atomically(path, text + "\n")
-
-
-def write_atomically(path: Path, text: str) -> Path:
-    """Write ``text`` under a temporary name and rename it: readers see the old or the new file.
-
-    Raises:
-        FalconLabError: when the disk is full or the folder cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        reason = error.strerror or error
-        raise FalconLabError(f"{path}: cannot be written ({reason}); nothing was lost") from error
-    return path
 
 
 def _finite(value: Any) -> Any:

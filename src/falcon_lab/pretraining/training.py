@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,17 +23,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from falcon_lab.config.schema import DataConfig, ModelShape, PretrainingConfig, PromptsConfig
+from falcon_lab.config.schema import DataConfig, ModelShape, PretrainingConfig
 from falcon_lab.data.corpora import corpus
 from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.heldout import heldout_prompts
 from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.distill.training import train
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.prompts import load_prompts
-from falcon_lab.measure.results import write_atomically
+from falcon_lab.files import write_atomically
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.masks import packed_mask
 from falcon_lab.model.target import Target
@@ -45,6 +45,7 @@ from falcon_lab.pretraining.quality import (
     read_figures,
 )
 from falcon_lab.sampling import Sampling
+from falcon_lab.training import cosine, scheduled, train
 
 
 def build_model(shape: ModelShape, tokenizer: Any, *, seed: int) -> LlamaForCausalLM:
@@ -133,16 +134,14 @@ class Pretraining(L.LightningModule):
         def factor(step: int) -> float:
             if step < recipe.warmup_steps:
                 return (step + 1) / recipe.warmup_steps
-            progress = (step - recipe.warmup_steps) / max(recipe.steps - recipe.warmup_steps, 1)
-            return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+            decay = max(recipe.steps - recipe.warmup_steps, 1)
+            return cosine((step - recipe.warmup_steps) / decay, FINAL_LR)
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return scheduled(optimizer, factor)
 
 
+FINAL_LR = 0.01
+"""Share of the learning rate at the last step."""
 MARK = "tokenizer_config.json"
 """The file of a saved tokenizer by which it is known."""
 
@@ -226,12 +225,9 @@ def judged_quality(
     """Judge the target by greedy completions of held-out prompts; written to ``quality.json``."""
     loss = json.loads((folder / "loss.json").read_text("utf-8"))["nats_per_token"]
     target = Target(model, tokenizer, name=name)
-    prompts = load_prompts(
-        PromptsConfig(name="heldout", limit=recipe.gate.prompts),
-        corpus=recipe.corpus,
-        tokenizer=tokenizer,
-        seed=recipe.seed + 1,  # not the prompts that speed is measured on
-    )
+    # The seed keeps these prompts apart from those that speed is measured on.
+    found = heldout_prompts(recipe.corpus, tokenizer, seed=recipe.seed + 1)
+    prompts = list(islice(found, recipe.gate.prompts))
     answers = [complete(target, prompt.turns[0], recipe.gate.max_new_tokens) for prompt in prompts]
     judged = judge(
         recipe.gate,

@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
-from falcon_lab.measure.results import PLAIN, rows_of, write_atomically
+from falcon_lab.measure.results import PLAIN, rows_of
 from falcon_lab.report import plots
 from falcon_lab.report.comparison import comparison, figure, work
 from falcon_lab.report.page import banner, folded, header, listing, origin_of, page

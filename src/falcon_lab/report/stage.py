@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from falcon_lab.drafters.saved import CARD, read_config
-from falcon_lab.measure.results import write_atomically
+from falcon_lab.files import write_atomically
 from falcon_lab.report.card import drafter_card
 from falcon_lab.report.history import read_history
 from falcon_lab.report.report import write_report

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.results import write_atomically
+from falcon_lab.files import write_atomically
 from falcon_lab.report.tree_drawing import draw_svg, draw_text
 from falcon_lab.studies.evaluate import named, number
 

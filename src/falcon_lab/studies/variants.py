@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from falcon_lab.measure.results import load_results, write_atomically
+from falcon_lab.files import write_atomically
+from falcon_lab.measure.results import load_results
 from falcon_lab.report.history import read_history
 from falcon_lab.report.tracking import HISTORY
 from falcon_lab.studies.evaluate import align, name_of

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
-from falcon_lab.measure.results import write_atomically
 from falcon_lab.report.comparison import figure, table
 from falcon_lab.report.page import banner, folded, header, listing, origin_of, page
 from falcon_lab.report.plots import COLOURS, INK, draw

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.data.chats import read_jsonl, read_samples
+from falcon_lab.data.documents import read_jsonl, read_samples
 from falcon_lab.errors import FalconLabError
 
 WANTED = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]

@@ -1,7 +1,7 @@
 from itertools import islice
 
 from falcon_lab.data.corpora import corpus
-from falcon_lab.measure.prompts import PER_FILE, beginnings, heldout_functions
+from falcon_lab.data.heldout import PER_FILE, beginnings, heldout_functions
 
 SOURCE = '''
 import os

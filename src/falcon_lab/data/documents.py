@@ -14,12 +14,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from falcon_lab.errors import FalconLabError
 
-if TYPE_CHECKING:
-    from falcon_lab.data.corpora import Document
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text or a chat.
+
+    Attributes:
+        id: unique in its corpus.
+        text: the text, or None for a chat.
+        messages: ``{"role": …, "content": …}`` turn by turn, or None for a text.
+        source: where it comes from, ``file:line`` or a file, for error messages.
+    """
+
+    id: str
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    source: str = ""
+
 
 PLAIN = (
     "{% for message in messages %}"

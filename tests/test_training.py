@@ -1,4 +1,7 @@
+"""The training loop: checkpoints, the progress bar, the learning rate."""
+
 import errno
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -6,10 +9,18 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from distilling import QUIET, Data, distillation, weights
+from distilling import QUIET, Data, Notes, distillation, weights
+from falcon_lab.config.schema import OptimizerConfig
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import LAST, PREVIOUS, KeepLastTwo, find_checkpoint, train
 from falcon_lab.errors import FalconLabError
+from falcon_lab.training import (
+    LAST,
+    PREVIOUS,
+    KeepLastTwo,
+    find_checkpoint,
+    lr_factor,
+    train,
+)
 
 
 def _step(path: Path) -> int:
@@ -133,3 +144,28 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     for name, tensor in weights(again).items():
         assert torch.equal(tensor, done[name])
     assert _step(tmp_path / "checkpoints" / PREVIOUS) == 4
+
+
+# --- the progress bar and the learning rate -----------------------------------------------------
+
+
+def test_a_training_shows_a_bar_without_epochs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**QUIET, "max_steps": 6, "enable_progress_bar": True}
+    train(distillation(max_steps=6), Data(list(range(6))), settings, tmp_path, Notes(), 0)
+    written = "".join(capfd.readouterr())
+    assert "Training" in written
+    assert "6/6" in written
+    assert "Epoch" not in written
+    assert "v_num" not in written
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    config = OptimizerConfig(warmup_steps=4, final_lr=0.1)
+    factors = [lr_factor(step, 20, config) for step in range(21)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[12] == pytest.approx(0.55)
+    assert factors[20] == pytest.approx(0.1)
+    assert all(a >= b for a, b in itertools.pairwise(factors[4:]))
+    assert lr_factor(99, 20, config) == pytest.approx(0.1)

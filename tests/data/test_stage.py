@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.config.schema import DataConfig, Experiment
+from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.stage import prepare_data
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.registry import Component, Components
@@ -20,14 +20,12 @@ def test_a_store_that_is_of_no_use_to_the_drafter_is_refused_before_it_is_filled
     def build(config: Any, context: Any) -> Any:
         return SimpleNamespace(taps=(1,), block=1)
 
-    experiment = Experiment(drafter={"name": "mine"})
-    experiment.data = DataConfig(corpus="gone", feature_store=str(tmp_path / "store"))
-    current: Any = SimpleNamespace(
-        experiment=experiment,
-        target=tiny_target(),
-        training_done=False,
-        components=Components([Component("drafter", "mine", build, None, "mine", "1")]),
-    )
     with pytest.raises(FalconLabError, match=r"data\.feature_store=null"):
-        prepare_data(current)
+        prepare_data(
+            DataConfig(corpus="gone", feature_store=str(tmp_path / "store")),
+            tiny_target(),
+            drafter={"name": "mine"},
+            components=Components([Component("drafter", "mine", build, None, "mine", "1")]),
+            announce=lambda line: None,
+        )
     assert not (tmp_path / "store").exists()

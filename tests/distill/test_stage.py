@@ -17,14 +17,15 @@ from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.training import DecodeProbe, train
+from falcon_lab.distill.stage import DecodingCheck
 from falcon_lab.glancing import NoGlancing
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import ChainConfig, FixedConfig
+from falcon_lab.training import train
 from falcon_lab.trees.template_tree import Chain
 
 
-def _probe(module: Distillation, every: int) -> DecodeProbe:
+def _check(module: Distillation, every: int) -> DecodingCheck:
     context = BuildContext(module.target, block=module.drafter.block)
     engine = SpeculativeEngine(
         module.target,
@@ -35,13 +36,13 @@ def _probe(module: Distillation, every: int) -> DecodeProbe:
     )
     stop = StopCondition(frozenset(), [], module.target.tokenizer)
     prompts = [torch.tensor([5, 6, 7]), torch.tensor([8])]
-    return DecodeProbe(engine, prompts, every=every, max_new_tokens=12, stop=stop)
+    return DecodingCheck(engine, prompts, every=every, max_new_tokens=12, stop=stop)
 
 
 def test_real_decoding_is_looked_at_every_so_many_steps(tmp_path: Path) -> None:
     module, notes = distillation(), Notes()
     data = Data(list(range(20)))
-    train(module, data, QUIET, tmp_path, notes, 3, [_probe(module, every=2)])
+    train(module, data, QUIET, tmp_path, notes, 3, [_check(module, every=2)])
     looked = notes.series("decode/mean_accepted")
     assert len(looked) == 3
     assert all(1 <= mean <= 5 for mean in looked)
@@ -51,7 +52,7 @@ def test_real_decoding_is_looked_at_every_so_many_steps(tmp_path: Path) -> None:
 def test_looking_changes_nothing(tmp_path: Path) -> None:
     plain, watched = distillation(), distillation()
     train(plain, Data(list(range(20))), QUIET, tmp_path / "plain", None, 3)
-    looks = [_probe(watched, every=1)]
+    looks = [_check(watched, every=1)]
     train(watched, Data(list(range(20))), QUIET, tmp_path / "watched", None, 3, looks)
     for name, tensor in weights(plain).items():
         assert torch.equal(tensor, weights(watched)[name])
@@ -60,7 +61,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
 def test_accumulated_micro_batches_are_looked_at_once(tmp_path: Path) -> None:
     module, notes = distillation(), Notes()
     trainer = {**QUIET, "accumulate_grad_batches": 3}
-    train(module, Data(list(range(20))), trainer, tmp_path, notes, 0, [_probe(module, every=3)])
+    train(module, Data(list(range(20))), trainer, tmp_path, notes, 0, [_check(module, every=3)])
     assert len(notes.series("decode/mean_accepted")) == 2
 
 

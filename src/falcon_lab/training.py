@@ -1,0 +1,216 @@
+"""A Lightning training that can be killed at any moment: Trainer, checkpoints, learning rate.
+
+Checkpoints are the newest one and the one before it. Each is written under a temporary name and
+renamed, so that a file with the right name is complete; should it be damaged later, the one before
+it is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, TQDMProgressBar
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from falcon_lab.config.schema import OptimizerConfig
+from falcon_lab.errors import FalconLabError
+
+DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
+"""Defaults that differ from Lightning's; ``trainer:`` overrides them."""
+REFRESH = 5
+"""Steps between two refreshes of the progress bar."""
+LAST, PREVIOUS, PARTIAL = "last.ckpt", "previous.ckpt", "partial.ckpt.tmp"
+
+
+def train(
+    module: LightningModule,
+    datamodule: Any,
+    trainer_args: Mapping[str, Any],
+    folder: Path,
+    logger: Any = None,
+    checkpoint_every: int = 50,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """Train to the end, from the newest checkpoint in ``folder/checkpoints`` if there is one.
+
+    Args:
+        module: what is trained.
+        datamodule: its batches.
+        trainer_args: arguments of ``lightning.Trainer``.
+        folder: the run's folder.
+        logger: Lightning logger, or None.
+        checkpoint_every: optimiser steps between checkpoints.
+        callbacks: further callbacks.
+
+    Raises:
+        FalconLabError: no checkpoint can be read or written, or the training diverged.
+    """
+    checkpoints = folder / "checkpoints"
+    resume = find_checkpoint(checkpoints)
+    bar = [TrainingBar()] if trainer_args.get("enable_progress_bar", True) else []
+    trainer = Trainer(
+        **{**DEFAULTS, **trainer_args},
+        default_root_dir=folder,
+        logger=False if logger is None else logger,
+        callbacks=[*bar, *callbacks, KeepLastTwo(checkpoints, checkpoint_every)],
+    )
+    trainer.fit(module, datamodule=datamodule, ckpt_path=None if resume is None else str(resume))
+    return trainer
+
+
+# --- optimiser and learning rate ------------------------------------------------------------------
+
+
+def make_optimizer(
+    weights: Sequence[nn.Parameter], config: OptimizerConfig, max_steps: int
+) -> dict[str, Any]:
+    """Return AdamW and its schedule, as Lightning's ``configure_optimizers`` does."""
+    optimizer = AdamW(
+        weights,
+        lr=config.lr,
+        betas=cast(tuple[float, float], tuple(config.betas)),
+        weight_decay=config.weight_decay,
+    )
+    return scheduled(optimizer, lambda step: lr_factor(step, max_steps, config))
+
+
+def scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> dict[str, Any]:
+    """Return an optimiser whose learning rate is multiplied by ``factor(step)``, for Lightning."""
+    schedule = LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def lr_factor(step: int, max_steps: int, config: OptimizerConfig) -> float:
+    """Return the share of the learning rate: linear warm-up, then cosine to ``final_lr``."""
+    if step < config.warmup_steps:
+        return (step + 1) / (config.warmup_steps + 1)
+    decay = max(1, max_steps - config.warmup_steps)
+    return cosine((step - config.warmup_steps) / decay, config.final_lr)
+
+
+def cosine(progress: float, final: float) -> float:
+    """Return 1 at ``progress`` 0, ``final`` from 1 on, and half a cosine in between."""
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+# --- progress bar ---------------------------------------------------------------------------------
+
+
+class TrainingBar(TQDMProgressBar):
+    """Lightning's bar without the logger's version, and without an epoch where steps govern."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=REFRESH)
+
+    def on_train_epoch_start(self, trainer: Trainer, *arguments: Any) -> None:
+        """Reset the bar; where steps govern, it is the whole training."""
+        if trainer.max_epochs != -1:
+            super().on_train_epoch_start(trainer, *arguments)
+            return
+        self.train_progress_bar.reset()
+        self.train_progress_bar.total = self.total_train_batches
+        self.train_progress_bar.set_description("Training")
+
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """Return the values that stand behind the bar."""
+        shown = super().get_metrics(trainer, pl_module)
+        shown.pop("v_num", None)
+        return shown
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+class KeepLastTwo(Checkpoint):
+    """Saves a checkpoint every few optimiser steps and at the end.
+
+    Args:
+        folder: where the checkpoints go.
+        every: steps between them.
+    """
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self.folder, self.every = folder, every
+        self._saved = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the step resumed from, which need not be saved again."""
+        self._saved = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save after a step, never between the micro-batches of one: gradients are not saved."""
+        step = trainer.global_step
+        if self.every and step % self.every == 0 and step != self._saved:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the finished training."""
+        if trainer.global_step != self._saved:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        partial = self.folder / PARTIAL
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            trainer.save_checkpoint(partial)
+            if trainer.is_global_zero:
+                _rotate(self.folder)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            raise FalconLabError(
+                f"cannot write a checkpoint into {self.folder} at step {trainer.global_step} "
+                f"({error}); make room and run the same command again, the earlier checkpoint "
+                "is still there"
+            ) from error
+        self._saved = trainer.global_step
+
+
+def _rotate(folder: Path) -> None:
+    """Rename the three files; a kill between the two renames leaves ``previous.ckpt`` complete."""
+    if (folder / LAST).exists():
+        (folder / LAST).replace(folder / PREVIOUS)
+    (folder / PARTIAL).replace(folder / LAST)
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that can be read, or None where training starts afresh.
+
+    Raises:
+        FalconLabError: there are checkpoints and none can be read.
+    """
+    damaged: list[Path] = []
+    for name in (LAST, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        if _readable(path):
+            if damaged:
+                rank_zero_warn(f"{damaged[0]} is damaged; going on from {path}")
+            return path
+        damaged.append(path)
+    if damaged:
+        raise FalconLabError(
+            f"{damaged[0]} is damaged and there is no earlier checkpoint to go on from; delete "
+            f"{folder} to train from the start"
+        )
+    return None
+
+
+def _readable(path: Path) -> bool:
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # a damaged archive may raise anything
+        return False
+    return True
