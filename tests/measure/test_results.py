@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure import results as module
 from falcon_lab.measure.benchmark import Measurement
 from falcon_lab.measure.results import build_results, load_results, rows_of, write_results
 from falcon_lab.report.report import write_report
