@@ -12,10 +12,10 @@ import torch
 from falcon_lab import testing
 from falcon_lab.interfaces import (
     BuildContext,
+    Drafter,
     Frontier,
     GlanceRows,
     Observation,
-    TrainableDrafter,
     is_trainable,
 )
 from falcon_lab.plugins.registry import Components
@@ -44,7 +44,7 @@ def test_decoding_with_the_samples_is_lossless(
 def test_the_drafter_learns_and_drafts_as_it_was_trained(components: Components) -> None:
     target = testing.tiny_target()
     drafter = testing.build_drafter(target, {"name": "sample-mlp"}, components=components)
-    assert isinstance(drafter, TrainableDrafter)
+    assert isinstance(drafter, Drafter)
     assert is_trainable(drafter)
     tokens = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(1))
     batch = testing.packed([[row] for row in tokens])

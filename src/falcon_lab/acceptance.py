@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Acceptance, BuildContext, PaddedAcceptance
+from falcon_lab.interfaces import Acceptance, AcceptanceRule, BuildContext, PaddedAcceptance
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 
@@ -49,7 +49,7 @@ def walk(tree: TokenTree, step: Step) -> Acceptance:
         path.append(child)
 
 
-class Greedy:
+class Greedy(AcceptanceRule):
     """Accept a node when it is the target's argmax after its parent, and so are its ancestors.
 
     Args:
@@ -102,7 +102,7 @@ class Greedy:
         return best, tree.depth.masked_fill(refused, -1).argmax(0, keepdim=True)
 
 
-class SamplingRule:
+class SamplingRule(AcceptanceRule):
     """Rejection sampling over a tree: the output follows the target's own distribution.
 
     Args:
@@ -192,7 +192,7 @@ def without(q: Tensor, token: int) -> Tensor:
     return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)
 
 
-class Auto:
+class Auto(AcceptanceRule):
     """``Greedy`` at temperature 0, ``SamplingRule`` above.
 
     Args:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundOutcome
+from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, LengthController
 from falcon_lab.plugins.builtins import ConfidenceConfig, FixedConfig
 
 
-class Fixed:
+class Fixed(LengthController):
     """Never changes its mind.
 
     Args:
@@ -28,16 +28,6 @@ class Fixed:
     def budget(self) -> Budget:
         """The budget of every round."""
         return self._budget
-
-    def keep_going(self, passes: int, output: DraftOutput) -> bool:
-        """Always: the tree ends within the budget by itself."""
-        return True
-
-    def update(self, outcome: RoundOutcome) -> None:
-        """Learns nothing."""
-
-    def reset(self) -> None:
-        """Remembers nothing."""
 
 
 class Confidence(Fixed):

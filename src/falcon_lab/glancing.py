@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, ChoosesRows, GlanceRows, GlancingSchedule
+from falcon_lab.interfaces import BuildContext, GlanceRows, GlancingSchedule
 
 if TYPE_CHECKING:
     from falcon_lab.plugins.builtins import CsgdConfig, ValidPrefixConfig
@@ -71,7 +71,7 @@ def complete_blocks(valid: Tensor, number: Tensor, count: int, block: int) -> Te
     return sizes.index_add_(0, number.flatten(), valid.flatten().long()) == block
 
 
-class Falling:
+class Falling(GlancingSchedule):
     """A ``GlancingSchedule`` but for which rows it shows (``reveal``).
 
     Args:
@@ -92,11 +92,8 @@ class Falling:
         return self._start + (self._end - self._start) * min(max(progress, 0.0), 1.0)
 
 
-class NoGlancing:
+class NoGlancing(GlancingSchedule):
     """The schedule that reveals nothing (token-shift training, as EAGLE's)."""
-
-    token_source: Literal["target", "data"] = "target"
-    keep_revealed_in_loss = True
 
     def __init__(self, config: object, context: BuildContext) -> None:
         pass
@@ -171,7 +168,7 @@ def _draw_prefixes(
     return torch.zeros_like(length).scatter_(0, order, shown)
 
 
-class ValidPrefix:
+class ValidPrefix(GlancingSchedule):
     """The schedule of ``ValidPrefixConfig``: another one's glances, and the mask."""
 
     def __init__(self, config: ValidPrefixConfig, context: BuildContext) -> None:
@@ -195,9 +192,7 @@ class ValidPrefix:
 
         A block's first wrong row itself counts: it is where there is something to learn.
         """
-        valid = rows.valid
-        if isinstance(self._inner, ChoosesRows):
-            valid = self._inner.counts(rows)
+        valid = self._inner.counts(rows)
         number, sequence = number_blocks(rows.group)
         place = torch.where(rows.wrong & rows.valid, rows.slot, rows.block)
         first = place.new_full((sequence.shape[0],), rows.block)

@@ -12,21 +12,18 @@ ahead next to the feature, as EAGLE and Falcon do.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from falcon_lab.sampling import Sampling
-    from falcon_lab.tree import TokenTree
-
-Proposal = Literal["deterministic", "sampled"]
-"""How draft tokens were chosen: the top candidates, or samples from a known q."""
-
+from falcon_lab.errors import FalconLabError
+from falcon_lab.sampling import Sampling
+from falcon_lab.tree import AuxiliaryNodes, TokenTree
 
 Announce = Callable[[str], None]
 """Takes one line for the user at a time."""
@@ -217,7 +214,7 @@ class Observation:
             ``"features"``.
         remaining: positions of a long prompt that are still to come before the next ``draft``, in
             observations of their own.
-        taps: ``[M, L, H]`` hidden states of the layers that the drafter taps (``TapsLayers``), or
+        taps: ``[M, L, H]`` hidden states of the layers that the drafter taps, or
             None when it taps none.
     """
 
@@ -227,149 +224,193 @@ class Observation:
     taps: Tensor | None = None
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes tokens. Trainable drafters are also ``nn.Module`` s and ``TrainableDrafter`` s.
+class Drafter(ABC):
+    """Proposes tokens.
 
-    Decoding calls ``reset`` with the first token of a sequence, ``observe`` with the positions of
-    the prompt (in parts, where it is long), and then per round ``draft`` once a pass and
-    ``observe`` once. A drafter owns its caches; whatever ``draft`` wrote is provisional until the
-    next ``observe``.
+    Decoding calls ``reset`` and ``reserve`` at the start of a sequence, ``observe`` with the
+    positions of the prompt (in parts, where it is long), and then per round ``draft`` once a pass
+    and ``observe`` once. A drafter owns its caches; whatever ``draft`` wrote is provisional until
+    the next ``observe``. Everything that has a default may be left as it is.
 
     Attributes:
         block: tokens that one pass predicts, k.
         needs: what it reads of the target: a subset of ``{"features"}``.
-
-    One whose rounds have a limited number of passes says so in ``max_passes``; it is asked for no
-    more, and trees are drawn no deeper.
+        max_passes: most passes of a round, and trees are drawn no deeper; None: any number.
+        taps: layers of the target whose hidden states it reads, with every observation and in
+            training (EAGLE-3, DFlash). 0 is what the first decoder layer reads (the embeddings), i
+            what decoder layer i puts out, counted from 1. The last one's output is in
+            ``features``, after the final norm.
+        max_auxiliary: most auxiliary nodes of a round (sizes the KV cache).
     """
 
+    __slots__ = ()
     block: int
     needs: frozenset[str]
+    max_passes: int | None = None
+    taps: tuple[int, ...] = ()
+    max_auxiliary: int = 0
 
+    @abstractmethod
     def reset(self, first: Tensor) -> None:
         """Start a sequence whose first token is ``first`` (a 0-d long tensor)."""
-        ...
 
+    @abstractmethod
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """One pass over the frontier."""
-        ...
+        """Draft one pass over the frontier."""
 
+    @abstractmethod
     def observe(self, observation: Observation) -> None:
         """Take committed positions in and drop what was provisional."""
-        ...
 
-
-@runtime_checkable
-class TapsLayers(Protocol):
-    """What a ``Drafter`` also has that reads hidden states of layers in the middle of the target.
-
-    It is given them with every observation, and in training.
-
-    Attributes:
-        taps: the layers. 0 is what the first decoder layer reads (the embeddings), i what decoder
-            layer i puts out, counted from 1. The last one's output is in ``features``, after the
-            final norm.
-    """
-
-    taps: tuple[int, ...]
-
-
-@runtime_checkable
-class KeepsRows(Protocol):
-    """What a ``Drafter`` also has whose memory grows with the sequence.
-
-    Decoding counts that memory before it takes any, and calls ``reserve`` after ``reset``. One that
-    keeps memory from one sequence to the next says how many bytes in ``kv_held``.
-    """
+    # --- memory that grows with the sequence --------------------------------------------------
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
-        """Memory for a sequence of that many positions, drafted for in such trees."""
-        ...
+        """Return the memory for a sequence of that many positions, drafted for in such trees.
+
+        Decoding counts it before any is allocated.
+        """
+        return 0
+
+    @property
+    def kv_allocated(self) -> int:
+        """Bytes that are allocated already, and that the next sequence uses again."""
+        return 0
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
-        """Expect such a sequence."""
-        ...
+        """Prepare for such a sequence, which ``reset`` has just started."""
 
+    # --- several sequences --------------------------------------------------------------------
 
-@runtime_checkable
-class Compilable(Protocol):
-    """What a ``Drafter`` also has whose passes can be compiled (``decoding.compile``).
+    def sequences(self, count: int, positions: int, tree: TreeBuilder) -> DraftSequences | None:
+        """Return places for ``count`` sequences that one call drafts for.
 
-    ``falcon_lab.compiling`` has what its passes may be made of: ``ahead`` and ``rows`` on a CPU,
-    ``recording`` and ``graphs`` on a GPU.
-    """
+        They are apart from the sequence that the drafter itself has.
+
+        Args:
+            count: sequences.
+            positions: of the longest sequence.
+            tree: what is drafted for each; the places take ``count`` times ``kv_bytes``.
+
+        Returns:
+            None: every sequence is drafted for by a copy of the drafter that shares its weights.
+        """
+        return None
+
+    # --- auxiliary nodes ----------------------------------------------------------------------
+
+    def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
+        """Return what else the target is to read together with this tree (Lookahead, SPACE).
+
+        Args:
+            tree: the draft tokens of the round.
+            max_depth: the greatest depth that such a node may have; beyond it the text ends.
+        """
+        return None
+
+    def observe_auxiliary(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
+        """Take in what the target predicts there, before ``observe``, in rounds that have any.
+
+        Args:
+            tree: the draft tokens and, behind them, the auxiliary nodes.
+            logits: ``[N, V]``, one row a node.
+            acceptance: what was accepted of the draft tokens.
+        """
+
+    # --- compiled passes (``decoding.compile``) -----------------------------------------------
 
     @property
     def is_compiled(self) -> bool:
-        """Whether they are."""
-        ...
+        """Whether its passes are compiled."""
+        return False
 
     def compiled(
         self,
         announce: Announce,
-        compiler: PassCompiler = ...,
+        compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """The same drafter with the same weights, drafting through compiled passes.
+        """Return the same drafter with the same weights, drafting through compiled passes.
 
-        One that cannot have them says why in one line, and gives itself.
+        One that cannot have them says why in one line, and returns itself.
 
         Args:
             announce: takes one line for the user at a time.
-            compiler: makes the passes on a CPU (``compile_ahead``).
-            recorder: captures graphs; None: on a GPU alone (``recorder_for``).
+            compiler: makes the passes on a CPU; None: inductor, ahead of time.
+            recorder: captures graphs; None: CUDA's, on a GPU alone.
         """
-        ...
+        if is_trainable(self):
+            announce(f"{type(self).__name__} is not compiled: it has no passes that could be")
+        return self
 
     def prepare(self, longest: int) -> None:
-        """Compile what rounds need that add up to so many tokens, before they are timed."""
+        """Compile now, before it is timed, what rounds of up to so many new tokens need."""
+
+    # --- training on its own predictions (``distillation.unroll``) ----------------------------
+
+    def unroll(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Iterator[Prediction]:
+        """Yield what the passes of a drafting round predict, one after the other, without end.
+
+        The first is what calling it gives (``reveal`` is for that pass alone). Each later pass
+        continues from the drafter's own predictions and the true tokens, as a later drafting pass
+        would; gradients flow through all of them.
+        """
+        raise FalconLabError(
+            f"{type(self).__name__} cannot be trained on its own predictions (unroll); "
+            "set distillation.unroll=1"
+        )
+
+    @property
+    def unrolls(self) -> bool:
+        """Whether it has an ``unroll`` of its own."""
+        return type(self).unroll is not Drafter.unroll
+
+    def compile_training(self, compiler: Callable[[Any], Any] = torch.compile) -> None:
+        """Send the part of a training pass that it pays for through a compiler.
+
+        Weights keep their names. ``falcon_lab.model.torch_compile.Compiled`` does it with a way
+        back.
+        """
+        raise FalconLabError(
+            f"distillation.compile: {type(self).__name__} does not say what of it can be compiled "
+            "(compile_training); set distillation.compile=false"
+        )
+
+
+class TrainableDrafter(nn.Module, Drafter):
+    """A drafter with weights, whose ``forward`` is the training pass."""
+
+    @abstractmethod
+    def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+        """Predict every row of the batch. The same generator state gives the same block phases.
+
+        ``reveal`` rows are those of the prediction that the same inputs gave without it.
+        """
+
+
+class DraftSequences(Protocol):
+    """Places for B sequences that one drafter drafts for, each as if it were alone.
+
+    The methods are those of ``Drafter``, with the place that is meant.
+    """
+
+    def reset(self, place: int, first: Tensor) -> None:
+        """Start a sequence in that place, whatever was there before; ``first`` is a 0-d long."""
         ...
 
+    def observe(self, place: int, observation: Observation) -> None:
+        """Take a sequence's committed positions in and drop what was provisional."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class Probes:
-    """Tokens that the target reads beside a tree, and that are never accepted.
+    def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
+        """Draft one pass over the frontiers of some places; return the output of each of them.
 
-    Attributes:
-        tokens: ``[P]`` long.
-        depth: ``[P]`` long, positions behind the root's; at least 0.
-        sees: ``[P, C + P]`` bool, what each one sees of the tree's C nodes (the root among them)
-            and of the probes (itself among them). The text before the root is seen by all.
-    """
-
-    tokens: Tensor
-    depth: Tensor
-    sees: Tensor
-
-
-@runtime_checkable
-class ReadsProbes(Protocol):
-    """What a ``Drafter`` also has that asks the target more than its drafts do (Lookahead, SPACE).
-
-    Attributes:
-        max_probes: most probes of a round (sizes the KV cache).
-    """
-
-    max_probes: int
-
-    def probe(self, tree: TokenTree, room: int) -> Probes | None:
-        """What else the target is to read together with this tree.
-
-        Args:
-            tree: the drafts of the round.
-            room: the greatest depth that a probe may have; beyond it the text ends.
+        All of them are at the same pass of their rounds. A place that drafts no further is left
+        out until its next round.
         """
         ...
 
-    def harvest(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
-        """What the target said, before ``observe``; only of rounds that had probes.
-
-        Args:
-            tree: the drafts and, behind them, the probes.
-            logits: ``[N, V]``, one row a node.
-            acceptance: what was kept of the drafts.
-        """
+    def move(self, source: int, goal: int) -> None:
+        """Move the sequence of place ``source`` to place ``goal``, whose own has ended."""
         ...
 
 
@@ -386,7 +427,7 @@ class DrafterInputs:
         documents: ``[B, T]`` long, document of each row; rows see only their own document.
         positions: ``[B, T]`` long, position of each row in its document, 0-based.
         generator: the source of all randomness of this step (block phases, noise).
-        taps: ``[B, T, L, H]`` hidden states of the layers that the drafter taps (``TapsLayers``),
+        taps: ``[B, T, L, H]`` hidden states of the layers that the drafter taps,
             without noise, or None when it taps none.
     """
 
@@ -443,39 +484,6 @@ class Reveal:
     features: Tensor
 
 
-@runtime_checkable
-class TrainableDrafter(Drafter, Protocol):
-    """A drafter with weights: an ``nn.Module`` whose ``forward`` is the training pass."""
-
-    def __call__(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
-        """Predict every row of the batch. The same generator state gives the same block phases.
-
-        ``reveal`` rows are those of the prediction that the same inputs gave without it.
-        """
-        ...
-
-    def parameters(self, recurse: bool = True) -> Any:
-        """The trainable weights, as ``nn.Module.parameters``."""
-        ...
-
-
-@runtime_checkable
-class Unrolls(Protocol):
-    """What a ``TrainableDrafter`` also has that can be trained on its own predictions.
-
-    It is what ``distillation.unroll`` asks for.
-    """
-
-    def unroll(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Iterator[Prediction]:
-        """What the passes of a drafting round predict, one after the other, without end.
-
-        First what calling it gives (``reveal`` is for that pass alone). Each later pass goes on
-        from the drafter's own predictions and the true tokens, as a later drafting pass would;
-        gradients flow through all of them.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class GlanceRows:
     """What a glancing schedule chooses from.
@@ -495,7 +503,7 @@ class GlanceRows:
     block: int
 
 
-class GlancingSchedule(Protocol):
+class GlancingSchedule(ABC):
     """Decides how much of the labels, and which of them, the second pass may see.
 
     Attributes:
@@ -503,28 +511,29 @@ class GlancingSchedule(Protocol):
         keep_revealed_in_loss: upstream Falcon True, GLAT False.
     """
 
-    token_source: Literal["target", "data"]
-    keep_revealed_in_loss: bool
+    __slots__ = ()
+    token_source: Literal["target", "data"] = "target"
+    keep_revealed_in_loss: bool = True
 
+    @abstractmethod
     def ratio(self, progress: float) -> float:
-        """λ at ``progress`` in [0, 1] of the training. 0 skips the first pass."""
-        ...
+        """Return λ at ``progress`` in [0, 1] of the training. 0 skips the first pass."""
 
+    @abstractmethod
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
-        """``[B, R]`` bool: the rows to show."""
-        ...
-
-
-@runtime_checkable
-class ChoosesRows(Protocol):
-    """What a ``GlancingSchedule`` also has that leaves rows out of the loss."""
+        """Choose the rows to show: ``[B, R]`` bool."""
 
     def counts(self, rows: GlanceRows) -> Tensor:
-        """``[B, R]`` bool: the valid rows that the loss is to have.
+        """Choose the rows that the loss has: ``[B, R]`` bool, all valid ones by default.
 
-        ``rows.wrong`` is about the very pass that is learnt from.
+        ``rows.wrong`` is about the pass that the loss is computed from.
         """
-        ...
+        return rows.valid
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Whether ``counts`` leaves any row out; else that pass need not be compared first."""
+        return type(self).counts is not GlancingSchedule.counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,7 +559,7 @@ class LabelledRows:
     slot: Tensor
 
 
-class Objective(Protocol):
+class Objective(ABC):
     """Turns labelled rows into named loss terms.
 
     A term of a row depends on that row alone: the rows of a step come in as many calls as their
@@ -560,11 +569,12 @@ class Objective(Protocol):
         weights: term name -> weight; the loss is the weighted sum of the terms' means.
     """
 
+    __slots__ = ()
     weights: Mapping[str, float]
 
+    @abstractmethod
     def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
-        """Each term per row, ``[R']``. Names are those of ``weights``."""
-        ...
+        """Compute each term per row, ``[R']``. Names are those of ``weights``."""
 
 
 # --- one round of decoding ----------------------------------------------------------------------
@@ -587,7 +597,7 @@ class RoundContext:
     generator: torch.Generator
 
 
-class TreeBuilder(Protocol):
+class TreeBuilder(ABC):
     """Grows a token tree from the drafter's passes.
 
     Attributes:
@@ -595,20 +605,21 @@ class TreeBuilder(Protocol):
         max_nodes: most nodes it can build, the root counted (sizes the KV cache).
     """
 
+    __slots__ = ()
     max_depth: int
     max_nodes: int
 
+    @abstractmethod
     def start(self, context: RoundContext) -> Frontier | None:
         """Begin a round: the first frontier, or None for a tree of the root alone."""
-        ...
 
+    @abstractmethod
     def grow(self, output: DraftOutput) -> Frontier | None:
         """Take a pass in; the next frontier, or None when the tree is done."""
-        ...
 
+    @abstractmethod
     def finish(self) -> TokenTree:
-        """The tree: parent-closed, root first, within the budget."""
-        ...
+        """Return the tree: parent-closed, root first, within the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,35 +648,42 @@ class PaddedAcceptance:
     next_token: Tensor
 
 
-@runtime_checkable
-class AcceptsOnDevice(Protocol):
-    """What an ``AcceptanceRule`` also has that can decide without waiting for the device.
-
-    Decoding then asks it this way, and waits once a round: for the tokens to be written.
-    """
-
-    def accept_padded(
-        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
-    ) -> PaddedAcceptance | None:
-        """As calling the rule; None where it cannot, for such a tree or such a sampling."""
-        ...
-
-
-class AcceptanceRule(Protocol):
-    """Decides which path of a verified tree is kept.
+class AcceptanceRule(ABC):
+    """Decides which path of a verified tree is accepted.
 
     Attributes:
         lossless: whether the output follows the target's own distribution. A lossy rule is named
             in every report.
     """
 
+    __slots__ = ()
     lossless: bool
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        # An ``accept_padded`` that is inherited while ``__call__`` is not decides something else.
+        names = {"__call__", "accept_padded"}
+        nearest = next(each for each in cls.__mro__ if names & vars(each).keys())
+        if "accept_padded" not in vars(nearest):
+            cls.accept_padded = AcceptanceRule.accept_padded  # type: ignore[method-assign]
+
+    @abstractmethod
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Acceptance:
-        """``logits`` are the target's, ``[N, V]``, one row per tree node."""
-        ...
+        """Accept a path, given the target's ``[N, V]`` logits after every node."""
+
+    def accept_padded(
+        self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> PaddedAcceptance | None:
+        """Decide as ``__call__`` does, without waiting for the device.
+
+        Decoding then waits once a round, for the tokens to be written.
+
+        Returns:
+            None where that cannot be done, for such a tree or such a sampling.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,24 +701,24 @@ class RoundOutcome:
     accepted: int
 
 
-class LengthController(Protocol):
+class LengthController(ABC):
     """Decides how much to draft."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def budget(self) -> Budget:
-        """Before drafting: what the round may spend."""
-        ...
+        """Return what the round may spend, before drafting."""
 
     def keep_going(self, passes: int, output: DraftOutput) -> bool:
-        """After each pass: whether another one is worth it."""
-        ...
+        """Decide after each pass whether to make another one; by default the tree's end decides."""
+        return True
 
     def update(self, outcome: RoundOutcome) -> None:
-        """After verification."""
-        ...
+        """Take in what came of a round, after verification."""
 
     def reset(self) -> None:
-        """Before a new sequence."""
-        ...
+        """Start a sequence."""
 
 
 # --- what builders are given --------------------------------------------------------------------
@@ -741,7 +759,7 @@ class BuildContext:
     @classmethod
     def of(cls, host: DrafterHost, drafter: Drafter) -> BuildContext:
         """For components that are to work with this drafter."""
-        return cls(host, drafter.block, getattr(drafter, "max_passes", None))
+        return cls(host, drafter.block, drafter.max_passes)
 
     @property
     def deepest(self) -> int | None:
@@ -756,3 +774,14 @@ class BuildContext:
 def is_trainable(drafter: object) -> bool:
     """Whether a drafter has weights to train."""
     return isinstance(drafter, nn.Module) and any(True for _ in drafter.parameters())
+
+
+BASES: Mapping[str, type] = {
+    "drafter": Drafter,
+    "schedule": GlancingSchedule,
+    "tree_builder": TreeBuilder,
+    "acceptance_rule": AcceptanceRule,
+    "controller": LengthController,
+    "objective": Objective,
+}
+"""The class of each kind of component that is an object; the registry fills in its defaults."""

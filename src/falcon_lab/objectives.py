@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, LabelledRows
+from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
 
 if TYPE_CHECKING:
     from falcon_lab.plugins.builtins import FalconObjectiveConfig
@@ -76,7 +76,7 @@ class _SoftAndHard(torch.autograd.Function):
 FLOOR = 1e-8  # added to the student's probabilities in the tempered form, as upstream does
 
 
-class FalconObjective:
+class FalconObjective(Objective):
     """The objective of ``FalconObjectiveConfig``. Terms without weight are not computed.
 
     Attributes:

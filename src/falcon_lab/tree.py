@@ -1,17 +1,35 @@
 """The token tree: what drafting produces and verification consumes.
 
-Shapes: N tree nodes (root and probes counted), C of them without the probes, R rows of draft
-distributions, D length of the longest path, V vocabulary.
+Shapes: N tree nodes (the root and auxiliary nodes counted), C of them without the auxiliary ones, P
+auxiliary nodes, R draft distributions, D length of the longest path, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import Probes, Proposal
+Proposal = Literal["deterministic", "sampled"]
+"""How draft tokens were chosen: the top candidates, or samples from a known q."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryNodes:
+    """Tokens that the target reads beside a tree, and that are never accepted.
+
+    Attributes:
+        tokens: ``[P]`` long.
+        depth: ``[P]`` long, positions behind the root's; at least 0.
+        mask: ``[P, C + P]`` bool, which of the tree's C nodes (the root among them) and of these
+            nodes (itself among them) each one attends to. All attend to the text before the root.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +39,15 @@ class TokenTree:
     The root is the newest committed token, which the target has not read yet: verifying the tree
     reads it together with the drafts. Nodes are ordered so that a parent comes before its
     children and siblings come in the order in which a sampling rule must try them. Behind these C
-    nodes there may be probes, which are verified too and can never be accepted: they have no
-    parents, and acceptance rules are given ``drafts``, the tree without them.
+    nodes there may be auxiliary ones, which the target reads too and which can never be accepted:
+    they have no parents, and acceptance rules are given ``drafts``, the tree without them.
 
     Attributes:
         tokens: ``[N]`` long.
         parents: ``[C]`` long, index of the parent node; -1 for the root.
         depth: ``[N]`` long, 0 for the root. A node's position is the root's plus its depth.
         ancestors: ``[N, N]`` bool; ``ancestors[i, j]`` says that j is i or an ancestor of i, or
-            that probe i sees j.
+            that the auxiliary node i attends to j.
         proposal: how siblings were chosen; the acceptance rule follows from it.
         log_q: ``[C]`` float, the drafter's log-probability of each node given its parent path
             (0 for the root).
@@ -51,35 +69,35 @@ class TokenTree:
 
     @property
     def nodes(self) -> int:
-        """N: what the target reads, the root and the probes counted."""
+        """N: what the target reads, the root and the auxiliary nodes counted."""
         return self.tokens.shape[0]
 
     @property
     def drafted(self) -> int:
-        """Draft tokens: C without the root."""
+        """Number of draft tokens: C without the root."""
         return self.parents.shape[0] - 1
 
     @property
-    def probes(self) -> int:
-        """Nodes that can never be accepted."""
+    def auxiliary(self) -> int:
+        """Number of nodes that can never be accepted, P."""
         return self.nodes - self.parents.shape[0]
 
     @property
     def max_depth(self) -> int:
-        """Length of the longest draft path. (Without ``routes`` the device is asked.)"""
+        """Length of the longest draft path. (Without ``routes`` this waits for the device.)"""
         if self.routes is not None:
             return self.routes.shape[1] - 1
         return int(self.depth[: self.parents.shape[0]].max())
 
     @property
     def reach(self) -> int:
-        """Depth of the deepest node, probes counted. (With them the device is asked.)"""
-        return int(self.depth.max()) if self.probes else self.max_depth
+        """Depth of the deepest node, auxiliary nodes counted. (They make this wait.)"""
+        return int(self.depth.max()) if self.auxiliary else self.max_depth
 
     @property
     def drafts(self) -> TokenTree:
-        """The tree without its probes."""
-        if not self.probes:
+        """The tree without its auxiliary nodes."""
+        if not self.auxiliary:
             return self
         count = self.parents.shape[0]
         return replace(
@@ -89,23 +107,24 @@ class TokenTree:
             ancestors=self.ancestors[:count, :count],
         )
 
-    def with_probes(self, probes: Probes) -> TokenTree:
-        """The tree with probes behind its own nodes, which see none of them."""
+    def with_auxiliary(self, added: AuxiliaryNodes) -> TokenTree:
+        """Return the tree with these nodes behind its own, which do not attend to them."""
         count = self.parents.shape[0]
-        ancestors = torch.cat((self.ancestors.new_zeros(count, probes.sees.shape[1]), probes.sees))
+        ancestors = torch.cat((self.ancestors.new_zeros(count, added.mask.shape[1]), added.mask))
         ancestors[:count, :count] = self.ancestors[:count, :count]
         return replace(
             self,
-            tokens=torch.cat((self.tokens[:count], probes.tokens)),
-            depth=torch.cat((self.depth[:count], probes.depth)),
+            tokens=torch.cat((self.tokens[:count], added.tokens)),
+            depth=torch.cat((self.depth[:count], added.depth)),
             ancestors=ancestors,
         )
 
 
 def ancestor_matrix(parents: Tensor) -> Tensor:
-    """``[N]`` parents (root first, -1) -> ``[N, N]`` bool, each row a node's path to the root.
+    """Return who is whose ancestor: ``[N]`` parents (root first, -1) -> ``[N, N]`` bool.
 
-    Every product doubles the steps that are followed, and the host is never asked.
+    Row i is true at i and its ancestors. Every product doubles the number of steps that are
+    followed, and nothing waits for the device.
     """
     nodes = parents.shape[0]
     reached = torch.eye(nodes, device=parents.device)

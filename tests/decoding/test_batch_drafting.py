@@ -10,7 +10,7 @@ from fakes.drafters import RandomDrafter
 from falcon_cases import drafter
 from falcon_lab.decoding.batch_drafting import RowByRow, copies_of, sequences_of
 from falcon_lab.drafters.head_batch import HeadSequences
-from falcon_lab.interfaces import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.template_tree import TemplateTree
 from tiny_models import tiny_target
@@ -19,7 +19,7 @@ TREE = TemplateTree(checked(chain(3)), 1, "deterministic")
 ROOT = Frontier.root(torch.device("cpu"))
 
 
-class Counting(nn.Module):
+class Counting(nn.Module, Drafter):
     """Remembers, in place, what it was told; has weights, a buffer, a module and a target."""
 
     needs = frozenset({"features"})

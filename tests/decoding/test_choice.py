@@ -3,7 +3,7 @@ from torch import nn
 
 from fakes.drafters import RandomDrafter
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.compiling import choose_drafter, choose_target, is_compiled
+from falcon_lab.decoding.compiling import choose_drafter, choose_target
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import FalconConfig
@@ -22,14 +22,14 @@ def test_the_configuration_says_what_is_compiled(
     assert (choose_target(target, decoding, print) is not target) is target_is
     chosen = choose_drafter(drafter, decoding, print)
     assert (chosen is not drafter) is drafter_is
-    assert is_compiled(chosen) is drafter_is
+    assert chosen.is_compiled is drafter_is
 
 
 def test_a_drafter_that_has_nothing_to_compile_stays_as_it_is() -> None:
     drafter, said = RandomDrafter(5, 2), list[str]()
     assert choose_drafter(drafter, DecodingConfig(compile="all"), said.append) is drafter
     assert said == []
-    assert not is_compiled(drafter)
+    assert not drafter.is_compiled
 
 
 class Weighing(nn.Linear, RandomDrafter):

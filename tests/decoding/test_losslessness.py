@@ -13,7 +13,7 @@ from falcon_lab.acceptance import Greedy
 from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance, total_variation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.interfaces import Acceptance
+from falcon_lab.interfaces import Acceptance, AcceptanceRule
 from falcon_lab.sampling import Sampling
 from falcon_lab.trees.templates import named
 
@@ -22,7 +22,7 @@ PLAIN = PlainEngine(TARGET)
 PROMPTS = [torch.tensor([1, 2]), torch.tensor([3])]
 
 
-class Careless:
+class Careless(AcceptanceRule):
     """Always accepts the first child."""
 
     lossless = True

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from distilling import batch, distillation
 from fakes.decoding import chain, generate, plain, speculative
-from fakes.drafters import OracleDrafter
+from fakes.drafters import OracleDrafter, TrainedAlone
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.stopping import StopCondition
@@ -95,11 +95,9 @@ def test_a_text_that_is_read_again_tells_it() -> None:
     assert drafter.text == text.tokens[: len(PROMPTS[0]) + 4].tolist()
 
 
-class Student(nn.Module):
+class Student(nn.Module, TrainedAlone):
     """Keeps what it was taught with."""
 
-    block = 1
-    needs = frozenset({"features"})
     taps = TAPS
 
     def __init__(self) -> None:

@@ -12,9 +12,8 @@ from fakes.decoding import CONTEXT, chain, generate, plain, speculative
 from fakes.recording import Repeating
 from fakes.waits import watched
 from falcon_lab.acceptance import Greedy
-from falcon_lab.decoding.accepting import decides_on_device
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.interfaces import Acceptance, BuildContext
+from falcon_lab.interfaces import Acceptance, AcceptanceRule, BuildContext
 from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.trees.templates import named
 from tiny_models import tiny_target
@@ -76,9 +75,7 @@ def test_a_decision_written_anew_is_the_one_that_counts() -> None:
         def accept_padded(self, *arguments: Any) -> None:
             return None
 
-    assert decides_on_device(Greedy)
-    assert not decides_on_device(Timid)
-    assert decides_on_device(Other)
+    assert Timid.accept_padded is AcceptanceRule.accept_padded
     target = tiny_target()
     for rule in (Timid(None, CONTEXT), Other(None, CONTEXT)):
         engine = speculative(target, falcon(target), chain(4), rule=rule)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distilling import batch, distillation
+from fakes.drafters import TrainedAlone
 from falcon_lab.distill.labels import label_rows
 from falcon_lab.distill.metrics import means
 from falcon_lab.errors import FalconLabError
@@ -114,8 +115,8 @@ def test_the_first_of_unrolled_passes_is_glanced_at_as_ever() -> None:
 
 
 def test_a_drafter_that_cannot_go_on_from_itself_is_refused() -> None:
-    class Deaf(nn.Linear):
-        block = 1
+    class Deaf(nn.Linear, TrainedAlone):
+        """Has weights."""
 
     with pytest.raises(FalconLabError, match=r"Deaf cannot go on .* distillation\.unroll=1"):
         distillation(drafter=Deaf(1, 1), unroll=2)

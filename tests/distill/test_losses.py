@@ -105,7 +105,7 @@ def test_parts_give_the_loss_and_the_gradient_of_the_whole(
         assert torch.allclose(together, whole.terms[0][name], rtol=1e-4, atol=1e-6)
 
 
-class Stranger:
+class Stranger(Objective):
     """An objective of a third party that knows nothing of parts."""
 
     weights: Mapping[str, float] = {"distance": 0.3, "entropy": 2.0, "constant": 1.0}

@@ -7,12 +7,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from distilling import QUIET, Data, Notes, batch, distillation, weights
+from fakes.drafters import TrainedAlone
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
 from falcon_lab.distill.module import Distillation
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import Csgd, NoGlancing
-from falcon_lab.interfaces import BuildContext, DrafterInputs, GlanceRows, Prediction, Reveal
+from falcon_lab.interfaces import (
+    BuildContext,
+    DrafterInputs,
+    GlanceRows,
+    GlancingSchedule,
+    Prediction,
+    Reveal,
+)
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import CsgdConfig, FalconObjectiveConfig
 from falcon_lab.training import train
@@ -28,10 +36,8 @@ def _fit(module: Distillation, folder: Path, **trainer: Any) -> Notes:
     return notes
 
 
-class Perfect(nn.Module):
+class Perfect(nn.Module, TrainedAlone):
     """Knows the target's features k ahead; one useless weight, so that it can be trained."""
-
-    needs = frozenset({"features"})
 
     def __init__(self, block: int, *, as_logits: Any = None) -> None:
         super().__init__()
@@ -247,11 +253,8 @@ def test_a_batch_without_a_single_label_changes_nothing_and_breaks_nothing(tmp_p
 # --- glancing -------------------------------------------------------------------------------------
 
 
-class Spy:
-    """A schedule that shows the first row of every block and takes notes."""
-
-    token_source: Any = "target"
-    keep_revealed_in_loss = True
+class Spy(GlancingSchedule):
+    """Shows the first row of every block and takes notes."""
 
     def __init__(self, *, show: bool) -> None:
         self.show = show

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from falcon_cases import HIDDEN, VOCABULARY, drafter
-from falcon_lab.decoding.batch_drafting import BatchDrafter, copies_of
+from falcon_lab.decoding.batch_drafting import copies_of
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 
@@ -133,7 +133,6 @@ def test_rows_that_go_on_share_a_call_and_a_prompt_has_its_own() -> None:
     made = drafter(block=2)
     calls: list[list[int]] = []
     made.backbone.register_forward_hook(lambda *call: calls.append([*call[-1].shape[:2]]))
-    assert isinstance(made, BatchDrafter)
     ours, both = made.sequences(3, 64, TREE), Both(made, 3)
 
     def observe(row: int, count: int) -> None:

@@ -81,11 +81,11 @@ def test_a_second_sequence_finds_memory_and_graphs_ready() -> None:
     made, recorder = drafter(block=2), Repeating()
     replayed = made.compiled(quiet, recorder=recorder)
     rounds(replayed, LENGTHS)
-    held, captured = replayed.kv_held, recorder.captures
+    held, captured = replayed.kv_allocated, recorder.captures
     assert held > 0
     same(rounds(replayed, LENGTHS, 1), rounds(made, LENGTHS, 1))
-    assert (replayed.kv_held, recorder.captures) == (held, captured)
-    assert made.kv_held == 0
+    assert (replayed.kv_allocated, recorder.captures) == (held, captured)
+    assert made.kv_allocated == 0
 
 
 def test_memory_is_counted_exactly() -> None:
@@ -98,7 +98,7 @@ def test_memory_is_counted_exactly() -> None:
         replayed.reserve(length, engine.tree_builder)
         replayed.observe(Observation(torch.arange(4), torch.zeros(4, target.hidden_size)))
         replayed.draft(ROOT)
-        assert replayed.kv_held == expected
+        assert replayed.kv_allocated == expected
 
 
 def test_rows_that_outgrow_their_memory_are_read_right() -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Says something else every time. Checks that it is told what the protocol promises."""
 
     needs = frozenset({"features"})
@@ -81,3 +81,19 @@ class SilentDrafter(RandomDrafter):
 
     def draft(self, frontier: Frontier) -> DraftOutput:
         return DraftOutput(torch.zeros(frontier.tokens.shape[0], 0, self.vocab))
+
+
+class TrainedAlone(Drafter):
+    """Mixed into a module for a test of training: it never drafts."""
+
+    block = 1
+    needs = frozenset({"features"})
+
+    def reset(self, first: Tensor) -> None:
+        raise NotImplementedError
+
+    def observe(self, observation: Observation) -> None:
+        raise NotImplementedError
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        raise NotImplementedError

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 
 
-class TargetItself:
+class TargetItself(Drafter):
     """Row j is the target's next token after the path and the target's own j tokens behind it.
 
     What it says depends on the tokens before alone, never on how often it was asked.

@@ -5,8 +5,8 @@ Shapes: P prompt tokens, N tree nodes, n new rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -49,8 +49,12 @@ class TableTarget:
         self.max_positions = positions
         self.device = torch.device("cpu")
         self.eos_ids: frozenset[int] = frozenset()
-        self.kv_held = 0
+        self.kv_allocated = 0
         self.config = None
+
+    def tapped(self, layers: Sequence[int]) -> Self:
+        assert not layers
+        return self
 
     def new_cache(self, capacity: int) -> Any:
         return TableCache(capacity)
@@ -76,7 +80,7 @@ class TableTarget:
         assert torch.equal(tree.drafts.depth, tree.drafts.ancestors.sum(-1) - 1)
         positions = cache.length + tree.depth
         assert int(positions.max()) < self.max_positions
-        parents = torch.cat((tree.parents, tree.parents.new_full((tree.probes,), -1)))
+        parents = torch.cat((tree.parents, tree.parents.new_full((tree.auxiliary,), -1)))
         before = torch.cat((tree.tokens, torch.tensor(cache.rows[-1:])))[parents]
         cache.append(tree.tokens.tolist())
         return TargetOutput(self.table[before, tree.tokens], self._features(tree.tokens, positions))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.glancing import ValidPrefix
-from falcon_lab.interfaces import BuildContext, ChoosesRows, GlanceRows
+from falcon_lab.interfaces import BuildContext, GlanceRows
 from falcon_lab.plugins.builtins import ValidPrefixConfig
 from falcon_lab.plugins.discovery import load_components
 
@@ -67,8 +67,9 @@ def test_the_glances_are_those_of_the_schedule_within() -> None:
     rows, inside = _rows(3), {"name": "csgd", "start": 0.8, "revealed_in_loss": False}
     alone = load_components().build("schedule", inside, BuildContext(HOST, 3))
     wrapped = _schedule(**inside)
-    assert isinstance(wrapped, ChoosesRows)
-    assert not isinstance(alone, ChoosesRows)
+    assert wrapped.chooses_rows
+    assert not alone.chooses_rows
+    assert torch.equal(alone.counts(rows), rows.valid)
     assert wrapped.ratio(0.25) == alone.ratio(0.25)
     assert (wrapped.token_source, wrapped.keep_revealed_in_loss) == ("target", False)
     shown = [s.reveal(rows, 0.4, torch.Generator().manual_seed(1)) for s in (wrapped, alone)]

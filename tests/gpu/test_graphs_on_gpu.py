@@ -11,7 +11,7 @@ import torch
 from everything import everything
 from fakes.decoding import chain, speculative
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.compiling import choose_drafter, is_compiled
+from falcon_lab.decoding.compiling import choose_drafter
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
@@ -127,7 +127,7 @@ def test_the_drafters_of_plug_ins_are_lossless_through_graphs(name: str) -> None
     target = tiny_target("llama", vocab=12).to("cuda")
     made = everything().build("drafter", {"name": name}, BuildContext(host=target)).eval()
     drafter = choose_drafter(made.to("cuda"), DecodingConfig(compile="drafter"), said.append)
-    assert is_compiled(drafter)
+    assert drafter.is_compiled
     for prompt, new in (([3, 1, 4, 1, 5], 40), ([5] * 150, 30), ([2], 20)):
         expected = write(PlainEngine(target), prompt, new).tokens
         engine = speculative(target, drafter, chain(max(3, made.block)))

@@ -61,14 +61,14 @@ def test_texts_that_need_no_more_memory_take_none_and_capture_nothing() -> None:
 
 def test_memory_is_counted_exactly_and_grows_when_it_must() -> None:
     target = graphed(tiny_target(), Repeating())
-    assert target.kv_held == 0
+    assert target.kv_allocated == 0
     for capacity in (10, 90, 200):
         expected = target.kv_bytes(capacity)
         cache = target.new_cache(capacity)
         assert cache.capacity >= capacity + SPARE
         target.prefill(torch.ones(1, dtype=torch.long), cache)
-        assert cache.nbytes == expected == target.kv_held
-    most = target.kv_held
+        assert cache.nbytes == expected == target.kv_allocated
+    most = target.kv_allocated
     assert target.kv_bytes(10) == target.new_cache(10).nbytes == most
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from distilling import QUIET, Data, Notes, distillation, weights
+from fakes.drafters import TrainedAlone
 from falcon_lab.distill.module import Distillation
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.torch_compile import Call, Compiled
@@ -100,9 +101,7 @@ def test_wrong_arguments_are_no_failure_of_the_compiler() -> None:
 
 
 def test_a_drafter_without_anything_to_compile_is_named(tmp_path: Path) -> None:
-    class Plain(torch.nn.Module):
-        block, needs = 2, frozenset({"features"})
-
+    class Plain(torch.nn.Module, TrainedAlone):
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(1))

@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from falcon_lab.errors import ConfigError, FalconLabError
-from falcon_lab.interfaces import BuildContext
+from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier, Observation
 from falcon_lab.plugins.registry import Component, Components, Failure
 
 
@@ -21,10 +23,27 @@ class Options:
             raise ValueError(f"heads must be at least 1, got {self.heads}")
 
 
+class Built(Drafter):
+    """Knows what it was built with."""
+
+    block = 1
+    needs = frozenset[str]()
+
+    def __init__(self, config: Any, context: BuildContext) -> None:
+        self.given = config, context
+
+    def reset(self, first: Tensor) -> None: ...
+
+    def observe(self, observation: Observation) -> None: ...
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        return DraftOutput(torch.zeros(1, 1, 2))
+
+
 def component(name: str, distribution: str = "dist-a", **changes: Any) -> Component:
     facts: dict[str, Any] = {
         "kind": "drafter",
-        "build": lambda config, context: (config, context),
+        "build": Built,
         "config": None,
         "version": "1.2",
     }
@@ -75,14 +94,14 @@ def test_options_are_checked_completed_and_handed_over_as_the_dataclass() -> Non
     components = Components([component("medusa", config=Options)])
     node = components.check("drafter", {"name": "medusa", "heads": 2.0}, "drafter")
     assert node == {"name": "medusa", "heads": 2, "rates": [0.5]}
-    config, context = components.build("drafter", node, CONTEXT)
+    config, context = components.build("drafter", node, CONTEXT).given
     assert config == Options(2)
     assert context == BuildContext(HOST, block=3, components=components)
 
 
 def test_a_component_without_options_is_built_with_none_and_refuses_options() -> None:
     components = Components([component("plain")])
-    assert components.build("drafter", {"name": "plain"}, CONTEXT)[0] is None
+    assert components.build("drafter", {"name": "plain"}, CONTEXT).given[0] is None
     with pytest.raises(
         ConfigError, match=r"drafter.heads: unknown key; drafter 'plain' has no opt"
     ):

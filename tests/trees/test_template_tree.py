@@ -12,9 +12,9 @@ from fakes.drafters import RandomDrafter
 from fakes.statistics import chi_square
 from fakes.trees import prefix_closed
 from fakes.waits import watched
-from falcon_lab.interfaces import Budget, DraftOutput, Frontier, Proposal, RoundContext
+from falcon_lab.interfaces import Budget, DraftOutput, Frontier, RoundContext
 from falcon_lab.sampling import Sampling
-from falcon_lab.tree import TokenTree, ancestor_matrix
+from falcon_lab.tree import Proposal, TokenTree, ancestor_matrix
 from falcon_lab.trees.paths import Path, checked
 from falcon_lab.trees.template_tree import TemplateTree, draw_without_replacement
 from falcon_lab.trees.templates import cut, named

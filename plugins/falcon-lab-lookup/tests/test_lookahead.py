@@ -1,4 +1,4 @@
-"""Shapes: P probes, V vocabulary."""
+"""Shapes: P auxiliary nodes, V vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lookup_cases import KNOWN, VOCAB, engine, target
 
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.interfaces import Drafter, Frontier, Observation, ReadsProbes
+from falcon_lab.interfaces import Drafter, Frontier, Observation
 from falcon_lab.testing import accepted, build_drafter, fit, lossless_rounds, write, write_together
 
 FAMILIES = ("gpt2", "llama", "mistral")
@@ -55,7 +55,7 @@ def test_the_papers_window_of_seven_columns_has_twenty_seven_tokens() -> None:
 
 def test_a_column_sees_the_guesses_before_it_and_itself() -> None:
     shape = Shape.of((2, 3, 3))  # guesses a b; columns go on from the root, a and b
-    seen = [{other for other in range(8) if bool(shape.sees[token, other])} for token in range(8)]
+    seen = [{other for other in range(8) if bool(shape.mask[token, other])} for token in range(8)]
     assert seen == [{0}, {0, 1}, {2}, {0, 3}, {0, 1, 4}, {2, 5}, {0, 3, 6}, {0, 1, 4, 7}]
     assert shape.depth.tolist() == [1, 2, 1, 2, 3, 2, 3, 4]
     assert shape.deepest == 4
@@ -115,7 +115,7 @@ def test_window_and_pool_are_what_single_passes_give(options: dict[str, int]) ->
     text = list(prompt)
 
     def compare(tokens: list[int], drafted: int, tree: Any, accepted: Any) -> None:
-        if tree is not None and tree.probes:
+        if tree is not None and tree.auxiliary:
             # Called after the round: the window has moved, the text not yet.
             literal[0].round(text)
             assert made.window is not None
@@ -142,11 +142,11 @@ def test_greedy_output_is_the_targets_own_and_guesses_are_right(
 ) -> None:
     one, taken = looking(family, **options), 0
     config: LookaheadConfig = one.drafter.config  # type: ignore[attr-defined]
-    probes = {sum(sizes(config.ngram, config.window, levels)) for levels in (1, 2)}
+    full = {sum(sizes(config.ngram, config.window, levels)) for levels in (1, 2)}
     for prompt in ([5], [1, 2, 3], [7, 7, 2, 9, 4, 1]):
         rounds = lossless_rounds(one, [prompt], 60)
         taken += accepted(rounds)
-        assert {done.probes for done in rounds[:2]} == probes
+        assert {done.auxiliary for done in rounds[:2]} == full
     assert taken > 30
 
 
@@ -210,11 +210,10 @@ def test_a_chain_takes_the_newest_n_gram() -> None:
     assert accepted(lossless_rounds(one, [[3, 1, 4]], 60)) > 10
 
 
-def test_it_is_a_drafter_that_reads_probes_and_says_how_many() -> None:
+def test_it_says_how_many_auxiliary_nodes_there_are() -> None:
     made = drafter()
     assert isinstance(made, Drafter)
-    assert isinstance(made, ReadsProbes)
-    assert (made.block, made.max_probes, made.needs) == (4, 27, frozenset())
+    assert (made.block, made.max_auxiliary, made.needs) == (4, 27, frozenset())
 
 
 @pytest.mark.parametrize("options", [{"ngram": 2}, {"window": 0}, {"guesses": 0}])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sps_cases import FAMILIES, POSITIONS, ROOT, VOCAB, drafter, engine, target, tell, uncached
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, Drafter, Frontier, KeepsRows
+from falcon_lab.interfaces import BuildContext, Frontier
 from falcon_lab.model.target import Target
 from falcon_lab.testing import TREES, accepted, fit, lossless_rounds, write, write_together
 from falcon_lab.testing.targets import tiny_model, tiny_tokenizer
@@ -214,8 +214,6 @@ def test_a_text_may_fill_the_targets_context(new: int) -> None:
 def test_the_memory_that_is_counted_is_the_memory_that_is_taken(family: str) -> None:
     draft = drafter(family)
     one = engine(family, draft, DYNAMIC)
-    assert isinstance(draft, Drafter)
-    assert isinstance(draft, KeepsRows)
     counted = draft.kv_bytes(40, one.tree_builder)
     write(one, [5, 2], 38)
     cache = draft._drafting._cache

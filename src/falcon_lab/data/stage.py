@@ -9,7 +9,7 @@ from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, ComponentBuilder
-from falcon_lab.model.target import NOT_STORED, layers_of
+from falcon_lab.model.target import NOT_STORED
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -39,7 +39,7 @@ def prepare_data(
     data = FalconDataModule.for_target(config, target)
     if config.feature_store is not None:
         built = components.build("drafter", drafter, BuildContext(host=target))
-        if layers_of(built):
+        if built.taps:
             raise FalconLabError(NOT_STORED)
     rows = data.train_rows
     tokens = round(len(rows) * rows.length * rows.filled)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import Acceptance, AcceptanceRule, AcceptsOnDevice, PaddedAcceptance
+from falcon_lab.interfaces import Acceptance, AcceptanceRule, PaddedAcceptance
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 
@@ -65,29 +63,12 @@ def decide(
 ) -> Acceptance | PaddedAcceptance:
     """Let a rule accept a path of a tree, without waiting for the device if it can.
 
-    It never sees the tree's probes, so that none can be accepted.
+    It never sees the tree's auxiliary nodes, so that none can be accepted.
     """
-    if tree.probes:
+    if tree.auxiliary:
         tree, logits = tree.drafts, logits[: tree.drafted + 1]
-    if decides_on_device(type(rule)):
-        padded = cast(AcceptsOnDevice, rule).accept_padded(tree, logits, sampling, generator)
-        if padded is not None:
-            return padded
-    return rule(tree, logits, sampling, generator)
-
-
-@cache
-def decides_on_device(kind: type) -> bool:
-    """Whether rules of a class have ``accept_padded``, and it is about their own decision.
-
-    One that was inherited together with a decision which was written anew is about another one.
-    """
-    for each in kind.__mro__:
-        if "accept_padded" in vars(each):
-            return True
-        if "__call__" in vars(each):
-            return False
-    return False
+    padded = rule.accept_padded(tree, logits, sampling, generator)
+    return rule(tree, logits, sampling, generator) if padded is None else padded
 
 
 def _told(tree: TokenTree, padded: PaddedAcceptance) -> Accepted:

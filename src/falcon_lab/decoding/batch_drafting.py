@@ -1,7 +1,7 @@
 """Drafting for several sequences at once, with any drafter.
 
-A drafter that can do so in one call says it by ``sequences`` (``BatchDrafter``). Any other one
-drafts row by row, through copies that share its weights.
+A drafter that can do so in one call has ``sequences`` for it. Any other one drafts for each
+through copies that share its weights.
 
 Shapes: B rows.
 """
@@ -11,62 +11,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from falcon_lab.decoding.observing import most_probes
 from falcon_lab.interfaces import (
     Drafter,
     DraftOutput,
+    DraftSequences,
     Frontier,
-    KeepsRows,
     Observation,
     TreeBuilder,
 )
 
 T = TypeVar("T")
-
-
-class DraftSequences(Protocol):
-    """B places for sequences that one drafter drafts for. Every sequence is drafted for as if it
-    were alone; the methods are those of ``Drafter``, with a row to say whose call it is."""
-
-    def reset(self, row: int, first: Tensor) -> None:
-        """Start a sequence in that row, whatever was there before; ``first`` is a 0-d long."""
-        ...
-
-    def observe(self, row: int, observation: Observation) -> None:
-        """Take a row's committed positions in and drop what was provisional."""
-        ...
-
-    def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
-        """One pass over the frontiers of some rows; the output of each of them.
-
-        All of them are at the same pass of their rounds. A row that drafts no further is left out
-        until its next round.
-        """
-        ...
-
-    def move(self, source: int, goal: int) -> None:
-        """The sequence of row ``source`` goes to row ``goal``, whose own has ended."""
-        ...
-
-
-@runtime_checkable
-class BatchDrafter(Drafter, Protocol):
-    """A ``Drafter`` that drafts for several sequences in one call."""
-
-    def sequences(self, rows: int, positions: int, tree: TreeBuilder) -> DraftSequences:
-        """Places for ``rows`` sequences, apart from the one that the drafter itself has.
-
-        Args:
-            rows: B.
-            positions: of the longest sequence.
-            tree: what is drafted for each. With ``KeepsRows`` the places take ``rows`` times
-                ``kv_bytes(positions, tree)``.
-        """
-        ...
 
 
 class RowByRow:
@@ -91,8 +49,7 @@ class RowByRow:
         """Start a sequence in that row."""
         drafter = self.drafters[row]
         drafter.reset(first)
-        if isinstance(drafter, KeepsRows):
-            drafter.reserve(self._positions, self._tree)
+        drafter.reserve(self._positions, self._tree)
 
     def observe(self, row: int, observation: Observation) -> None:
         """Tell that row's copy."""
@@ -109,14 +66,13 @@ class RowByRow:
 
 
 def sequences_of(drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> DraftSequences:
-    """The drafter's own way to draft for ``rows`` sequences, or row by row."""
-    if isinstance(drafter, BatchDrafter) and not most_probes(drafter):
-        return drafter.sequences(rows, positions, tree)
-    return RowByRow(drafter, rows, positions, tree)
+    """Return the drafter's own places for ``rows`` sequences, or one copy of it for each."""
+    own = None if drafter.max_auxiliary else drafter.sequences(rows, positions, tree)
+    return RowByRow(drafter, rows, positions, tree) if own is None else own
 
 
 def asking(sequences: DraftSequences, row: int) -> Drafter | None:
-    """Who may have probes for a row: its own drafter, where every row has one."""
+    """Return the drafter of one sequence alone, where every sequence has its own."""
     return sequences.drafters[row] if isinstance(sequences, RowByRow) else None
 
 

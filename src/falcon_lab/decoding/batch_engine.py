@@ -21,7 +21,6 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.round import PlainRounds, Row, SpeculativeRounds, share_out
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import KeepsRows
 from falcon_lab.sampling import Sampling
 
 
@@ -188,12 +187,11 @@ class _Session:
 
     def _check_memory(self, count: int, longest: int) -> None:
         engine, nodes = self._engine, self._nodes
-        drafter = getattr(engine, "drafter", None)
 
         def bytes_of(length: int) -> int:
             own = 0
-            if isinstance(engine, SpeculativeEngine) and isinstance(drafter, KeepsRows):
-                own = count * drafter.kv_bytes(length, engine.tree_builder)
+            if isinstance(engine, SpeculativeEngine):
+                own = count * engine.drafter.kv_bytes(length, engine.tree_builder)
             return engine.target.batch_bytes(count, length + nodes) + own
 
         check_kv_memory(

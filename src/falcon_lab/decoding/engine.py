@@ -15,19 +15,17 @@ from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.accepting import accept
 from falcon_lab.decoding.generation import Clock, DeviceClock, Generation, OnRound, Round, clock_for
 from falcon_lab.decoding.memory import check_kv_memory
-from falcon_lab.decoding.observing import harvest, most_probes, observation, with_probes
+from falcon_lab.decoding.observing import observation, with_auxiliary
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.interfaces import (
     AcceptanceRule,
     Budget,
     Drafter,
-    KeepsRows,
     LengthController,
     RoundContext,
     RoundOutcome,
     TreeBuilder,
 )
-from falcon_lab.model.target import tapped_for
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 
@@ -58,7 +56,7 @@ class SpeculativeEngine:
         *,
         decoding: DecodingConfig | None = None,
     ) -> None:
-        self.target = tapped_for(target, drafter)
+        self.target = target.tapped(drafter.taps)
         self.drafter = drafter
         self.tree_builder = tree_builder
         self.rule = rule
@@ -67,8 +65,8 @@ class SpeculativeEngine:
 
     @property
     def max_nodes(self) -> int:
-        """Most nodes of a round, probes counted."""
-        return self.tree_builder.max_nodes + most_probes(self.drafter)
+        """Most nodes of a round, auxiliary nodes counted."""
+        return self.tree_builder.max_nodes + self.drafter.max_auxiliary
 
     @property
     def lossless(self) -> bool:
@@ -131,14 +129,15 @@ class SpeculativeEngine:
             clock.lap("accept")
 
             cache.commit(start, accepted.path, last=added.last)
-            harvest(self.drafter, tree, output.logits, accepted)
+            if tree.auxiliary:
+                self.drafter.observe_auxiliary(tree, output.logits, accepted)
             self._observe(added.tokens, output, accepted.path)
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(added.listed) - 1)
             self.controller.update(outcome)
             clock.lap("commit")
 
             drafted = min(outcome.accepted, len(kept))
-            counts = (outcome.nodes, outcome.drafted, passes, drafted, len(kept), tree.probes)
+            counts = (outcome.nodes, outcome.drafted, passes, drafted, len(kept), tree.auxiliary)
             rounds.append(Round(*counts))
             if on_round is not None:
                 on_round(kept, drafted, tree, accepted)
@@ -149,22 +148,19 @@ class SpeculativeEngine:
         """Start a sequence of up to ``length`` tokens, if there is memory for it; its cache."""
         target, drafter, tree = self.target, self.drafter, self.tree_builder
         nodes = self.max_nodes
-        keeper = drafter if isinstance(drafter, KeepsRows) else None
 
         def bytes_of(length: int) -> int:
-            own = keeper.kv_bytes(length, tree) if keeper else 0
-            return target.kv_bytes(length + nodes) + own
+            return target.kv_bytes(length + nodes) + drafter.kv_bytes(length, tree)
 
         check_kv_memory(
             bytes_of,
             length,
             limit_gib=self.decoding.kv_memory,
             device=target.device,
-            held=target.kv_held + getattr(drafter, "kv_held", 0),
+            held=target.kv_allocated + drafter.kv_allocated,
         )
         drafter.reset(first)
-        if keeper:
-            keeper.reserve(length, tree)
+        drafter.reserve(length, tree)
         return target.new_cache(length + nodes)
 
     def _prefill(self, prompt: Tensor, cache: KVCache) -> TargetOutput:
@@ -194,7 +190,7 @@ class SpeculativeEngine:
             frontier = self.tree_builder.grow(output)
             if frontier is not None and not self.controller.keep_going(passes, output):
                 break
-        tree = with_probes(self.drafter, self.tree_builder.finish(), room)
+        tree = with_auxiliary(self.drafter, self.tree_builder.finish(), room)
         clock.lap("overhead")
         return tree, passes
 

@@ -39,7 +39,7 @@ class Round:
         accepted: draft tokens among those emitted.
         emitted: tokens added to the text, correction or bonus token included. Only in the last
             round of a text that was cut is it not ``accepted + 1``.
-        probes: nodes that were verified and could not be accepted.
+        auxiliary: nodes that were verified and could not be accepted.
     """
 
     nodes: int
@@ -47,7 +47,7 @@ class Round:
     passes: int
     accepted: int
     emitted: int
-    probes: int = 0
+    auxiliary: int = 0
 
 
 @dataclass(slots=True)

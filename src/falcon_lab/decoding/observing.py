@@ -1,21 +1,16 @@
 """What a drafter is told of positions that the target has read.
 
-Shapes: n rows of a target pass, M committed positions.
-
-Nodes that are verified and never accepted: a drafter's questions to the target.
-
-Shapes: N tree nodes, V vocabulary.
+Shapes: M committed positions.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Acceptance, Drafter, Observation, ReadsProbes
+from falcon_lab.interfaces import Drafter, Observation
 from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -47,38 +42,21 @@ def observation(
     return Observation(tokens, parts[0], remaining, parts[1])
 
 
-@cache
-def _probes(kind: type) -> bool:
-    """Whether drafters of a class read probes; asked every round."""
-    return hasattr(kind, "probe") and hasattr(kind, "harvest")
-
-
-def most_probes(drafter: Drafter) -> int:
-    """Cache rows that a round takes beyond its tree."""
-    return cast(ReadsProbes, drafter).max_probes if _probes(type(drafter)) else 0
-
-
-def with_probes(drafter: Drafter, tree: TokenTree, room: int) -> TokenTree:
-    """A round's tree with what its drafter wants to know besides.
+def with_auxiliary(drafter: Drafter, tree: TokenTree, max_depth: int) -> TokenTree:
+    """Return a round's tree with the auxiliary nodes of its drafter, if it has any.
 
     Raises:
-        FalconLabError: there are more probes than there is room for in the cache.
+        FalconLabError: there are more of them than there is room for in the cache.
     """
-    if not _probes(type(drafter)):
+    if not drafter.max_auxiliary:
         return tree
-    asking = cast(ReadsProbes, drafter)
-    probes = asking.probe(tree, room)
-    if probes is None:
+    added = drafter.auxiliary_nodes(tree, max_depth)
+    if added is None:
         return tree
-    if len(probes.tokens) > asking.max_probes:
+    if len(added.tokens) > drafter.max_auxiliary:
         raise FalconLabError(
-            f"{type(drafter).__name__} has {len(probes.tokens)} probes in a round and max_probes "
-            f"{asking.max_probes}; its max_probes must be the most that there can be"
+            f"{type(drafter).__name__} has {len(added.tokens)} auxiliary nodes in a round and "
+            f"max_auxiliary {drafter.max_auxiliary}; its max_auxiliary must be the most that there "
+            "can be"
         )
-    return tree.with_probes(probes)
-
-
-def harvest(drafter: Drafter, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
-    """Tell the drafter what the target said, ``[N, V]``, if it has asked anything."""
-    if tree.probes:
-        cast(ReadsProbes, drafter).harvest(tree, logits, acceptance)
+    return tree.with_auxiliary(added)

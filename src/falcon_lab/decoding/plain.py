@@ -57,7 +57,7 @@ class PlainEngine:
             length,
             limit_gib=self.decoding.kv_memory,
             device=target.device,
-            held=target.kv_held,
+            held=target.kv_allocated,
         )
         cache = target.new_cache(length)
         passes = target.read(prompt, cache, chunk=self.decoding.prefill_chunk)

@@ -21,7 +21,7 @@ from falcon_lab.decoding.accepting import accept_rows
 from falcon_lab.decoding.batch_drafting import asking, copies_of, sequences_of
 from falcon_lab.decoding.engine import at_most
 from falcon_lab.decoding.generation import Clock, DeviceClock, Generation, Round, Seconds, clock_for
-from falcon_lab.decoding.observing import harvest, observation, with_probes
+from falcon_lab.decoding.observing import observation, with_auxiliary
 from falcon_lab.decoding.stopping import Transcript
 from falcon_lab.interfaces import Acceptance, Frontier, RoundContext, RoundOutcome
 from falcon_lab.sampling import Sampling
@@ -179,7 +179,7 @@ class SpeculativeRounds:
         """Draft, verify, accept and commit."""
         clock = clock_for(self._target.device)
         trees, passes = self._draft(rows, clock)
-        trees = [self._with_probes(place, row, trees[place]) for place, row in enumerate(rows)]
+        trees = [self._with_auxiliary(place, row, trees[place]) for place, row in enumerate(rows)]
         clock.lap("overhead")
 
         output = self._target.verify_batch(trees, cache)
@@ -200,26 +200,26 @@ class SpeculativeRounds:
         outputs = output.split(counts)
         for place, (row, one, tree) in enumerate(zip(rows, accepted, trees, strict=True)):
             row.root = one.tokens[-1]
-            if (drafter := asking(self._drafts, place)) is not None:
+            if tree.auxiliary and (drafter := asking(self._drafts, place)) is not None:
                 acceptance = Acceptance(one.nodes, row.root)
-                harvest(drafter, tree, outputs[place].logits, acceptance)
+                drafter.observe_auxiliary(tree, outputs[place].logits, acceptance)
             seen = observation(self._drafter, one.tokens, outputs[place], one.nodes)
             self._drafts.observe(place, seen)
             outcome = RoundOutcome(tree.max_depth, tree.drafted, len(one.path) - 1)
             self._controllers[place].update(outcome)
             added = len(kept[place])
             drafted = min(outcome.accepted, added)
-            counts_of = (outcome.nodes, outcome.drafted, passes[place], drafted, added, tree.probes)
-            row.rounds.append(Round(*counts_of))
+            counts_of = (outcome.nodes, outcome.drafted, passes[place], drafted, added)
+            row.rounds.append(Round(*counts_of, tree.auxiliary))
         clock.lap("commit")
         share_out(clock, rows)
 
-    def _with_probes(self, place: int, row: Row, tree: TokenTree) -> TokenTree:
-        """A row's tree, and what its drafter wants to know besides."""
+    def _with_auxiliary(self, place: int, row: Row, tree: TokenTree) -> TokenTree:
+        """Return a sequence's tree with the auxiliary nodes of its drafter."""
         drafter = asking(self._drafts, place)
         if drafter is None:
             return tree
-        return with_probes(drafter, tree, row.transcript.remaining - 1)
+        return with_auxiliary(drafter, tree, row.transcript.remaining - 1)
 
     def _draft(
         self, rows: Sequence[Row], clock: Clock | DeviceClock

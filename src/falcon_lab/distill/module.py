@@ -20,9 +20,7 @@ from falcon_lab.distill import metrics
 from falcon_lab.distill.step import Lesson
 from falcon_lab.distill.timing import StepClock
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import GlancingSchedule, Objective, TrainableDrafter, Unrolls
-from falcon_lab.model.target import tapped_for
-from falcon_lab.model.torch_compile import CompilesTraining
+from falcon_lab.interfaces import Drafter, GlancingSchedule, Objective, TrainableDrafter
 from falcon_lab.timing import Stopwatch
 from falcon_lab.training import make_optimizer
 
@@ -62,7 +60,7 @@ class Distillation(LightningModule):
         super().__init__()
         _check_unroll(drafter, config)
         self.save_hyperparameters(dict(hyperparameters or {}), logger=False)
-        self.target = tapped_for(target, drafter)
+        self.target = target.tapped(drafter.taps)
         self.drafter: Any = drafter
         self.objective = objective
         self.schedule = schedule
@@ -186,11 +184,6 @@ class Distillation(LightningModule):
         """The target goes where the drafter is; what is to be compiled is told so."""
         self.target.to(self.device)
         if self.config.compile:
-            if not isinstance(self.drafter, CompilesTraining):
-                raise FalconLabError(
-                    f"distillation.compile: {type(self.drafter).__name__} does not say what of it "
-                    "can be compiled (compile_training); set distillation.compile=false"
-                )
             self.drafter.compile_training()
 
     def on_validation_start(self) -> None:
@@ -216,10 +209,10 @@ class Distillation(LightningModule):
         return make_optimizer(weights, self.config.optimizer, self.max_steps)
 
 
-def _check_unroll(drafter: object, config: DistillationConfig) -> None:
+def _check_unroll(drafter: Drafter, config: DistillationConfig) -> None:
     if config.unroll == 1:
         return
-    if not isinstance(drafter, Unrolls):
+    if not drafter.unrolls:
         raise FalconLabError(
             f"distillation.unroll is {config.unroll}, and {type(drafter).__name__} cannot go on "
             "from its own predictions in training (unroll); set distillation.unroll=1"

@@ -8,7 +8,7 @@
 
 Both student passes have the same noise, block phases and dropout mask, and so the same rows and
 labels, which are found once. With ``distillation.unroll`` the student goes on from the pass that is
-learnt from (``interfaces.Unrolls``), and further passes are learnt from too.
+learnt from (``Drafter.unroll``), and further passes are learnt from too.
 
 Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden.
 """
@@ -37,7 +37,6 @@ from falcon_lab.distill.randomness import derive_seed, generator_for, seeded_dro
 from falcon_lab.distill.timing import StepClock
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
-    ChoosesRows,
     DrafterInputs,
     GlanceRows,
     GlancingSchedule,
@@ -218,7 +217,7 @@ class Lesson:
         valid = labels.valid
         if reveal is not None and not self.schedule.keep_revealed_in_loss:
             valid = valid & ~reveal.mask
-        if isinstance(self.schedule, ChoosesRows):
+        if self.schedule.chooses_rows:
             valid = valid & self.schedule.counts(self._mark(teacher, prediction, labels)[0])
             tally.add_sum("train/kept", valid.sum(), int(labels.valid.sum()))
         return labels._replace(valid=valid)

@@ -39,6 +39,7 @@ from falcon_lab.interfaces import (
     Prediction,
     Recorder,
     Reveal,
+    TrainableDrafter,
     TreeBuilder,
 )
 from falcon_lab.model.backbone import Backbone
@@ -46,8 +47,8 @@ from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.recording import recorder_for
 
 
-class FeatureHead(HeadLayers):
-    """A ``TrainableDrafter`` of blocks of k rows under the relaxed causal mask (k = 1: causal).
+class FeatureHead(HeadLayers, TrainableDrafter):
+    """A drafter of blocks of k rows under the relaxed causal mask (k = 1: causal).
 
     The arguments are those of ``HeadLayers``, whose methods a subclass may override.
 
@@ -89,7 +90,7 @@ class FeatureHead(HeadLayers):
     def unroll(
         self, inputs: DrafterInputs, reveal: Reveal | None = None, phase: Tensor | None = None
     ) -> Iterator[Prediction]:
-        """``forward``, and then what later drafting passes predict, without end (``Unrolls``)."""
+        """Yield ``forward``, and then what later drafting passes predict, without end."""
         runs = find_runs(inputs.documents)
         if phase is None:
             phase = self._draw_phase(runs, inputs.generator)
@@ -115,7 +116,7 @@ class FeatureHead(HeadLayers):
         return self.backbone.layout.bytes(self.passes.capacity(rows))
 
     @property
-    def kv_held(self) -> int:
+    def kv_allocated(self) -> int:
         """Memory that is taken already, and that the next sequence takes over."""
         return self.passes.held
 
@@ -142,7 +143,7 @@ class FeatureHead(HeadLayers):
     def compiled(
         self,
         announce: Announce,
-        compiler: PassCompiler = compile_ahead,
+        compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
         """The same head and weights where they are, drafting through compiled passes.
@@ -153,7 +154,7 @@ class FeatureHead(HeadLayers):
 
         Args:
             announce: takes one line for the user at a time.
-            compiler: makes the passes on a CPU.
+            compiler: makes the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
         if self.offsets is not None:
@@ -163,7 +164,7 @@ class FeatureHead(HeadLayers):
         recorder = recorder or recorder_for(next(self.parameters()).device)
         other = copy.copy(self)
         if recorder is None:
-            other.passes = CompiledPasses(self, announce, compiler)
+            other.passes = CompiledPasses(self, announce, compiler or compile_ahead)
         else:
             other.passes = GraphPasses(self, announce, recorder)
         other._decoding = Decoding(other, other.passes)
@@ -179,6 +180,6 @@ class FeatureHead(HeadLayers):
         if isinstance(at_once := self.passes.at_once, CompiledPass):
             at_once.prepare(longest)
 
-    def sequences(self, rows: int, positions: int, tree: TreeBuilder) -> HeadSequences:
-        """Places for ``rows`` sequences that are drafted for in one call."""
-        return HeadSequences(self, rows, positions, self._kv_rows(positions, tree))
+    def sequences(self, count: int, positions: int, tree: TreeBuilder) -> HeadSequences:
+        """Return places for ``count`` sequences that are drafted for in one call."""
+        return HeadSequences(self, count, positions, self._kv_rows(positions, tree))

@@ -73,7 +73,7 @@ class ModelPasses:
         return self._backbone.layout.bytes(self._capacity(rows))
 
     @property
-    def kv_held(self) -> int:
+    def kv_allocated(self) -> int:
         """Memory that is taken already, and that the next cache takes over."""
         return 0 if self._fast is None else self._fast.held
 

@@ -272,7 +272,7 @@ def _times(wall: float, out: Generation) -> Times:
 
 def _columns(out: Generation) -> RoundColumns:
     return RoundColumns(
-        nodes=[r.nodes + r.probes for r in out.rounds],
+        nodes=[r.nodes + r.auxiliary for r in out.rounds],
         depth=[r.depth for r in out.rounds],
         passes=[r.passes for r in out.rounds],
         accepted=[r.accepted for r in out.rounds],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import Experiment, MethodConfig, Node
-from falcon_lab.decoding.compiling import choose_drafter, is_compiled, prepare
+from falcon_lab.decoding.compiling import choose_drafter, prepare
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, read_config
@@ -111,7 +111,7 @@ def provenance_of(
         components: the registry.
     """
     made = components.provenance("drafter", node)
-    return {"drafter": {**made, "compiled": is_compiled(drafter)}} | {
+    return {"drafter": {**made, "compiled": drafter.is_compiled}} | {
         key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
     }
 

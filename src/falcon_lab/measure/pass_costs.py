@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from falcon_lab.interfaces import BuildContext, Drafter, Frontier, Observation
-from falcon_lab.model.target import layers_of
 from falcon_lab.timing import Stopwatch
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
@@ -161,7 +160,7 @@ def started(drafter: Any, target: Target, context: int) -> Drafter:
     """A drafter that has read a context."""
     if hasattr(drafter, "eval"):
         drafter.to(target.device).eval()
-    layers = layers_of(drafter)
+    layers = drafter.taps
     features = torch.randn(context, target.hidden_size, device=target.device, dtype=target.dtype)
     tokens = text(context, target)
     drafter.reset(tokens[0])

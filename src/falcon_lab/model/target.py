@@ -16,7 +16,7 @@ from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Announce, PassCompiler, Recorder, TapsLayers
+from falcon_lab.interfaces import Announce, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.fingerprint import fingerprint
@@ -156,7 +156,7 @@ class Target:
         return rows if self._compiled is None else self._compiled.capacity(rows)
 
     @property
-    def kv_held(self) -> int:
+    def kv_allocated(self) -> int:
         """Memory that is taken already, and that the next cache of one sequence takes over."""
         return 0 if self._compiled is None else self._compiled.held
 
@@ -237,6 +237,8 @@ class Target:
         Raises:
             FalconLabError: there is no such layer.
         """
+        if tuple(layers) == self.taps:
+            return self
         other = copy.copy(self)
         other.taps = checked_layers(layers, self.config.num_hidden_layers)
         if other._compiled is not None and other.taps != self.taps:
@@ -417,17 +419,6 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return frozenset(found)
-
-
-def tapped_for(target: Target, drafter: object) -> Target:
-    """Return the target as a drafter reads it: tapped where the drafter asks for it."""
-    layers = layers_of(drafter)
-    return target.tapped(layers) if layers else target
-
-
-def layers_of(drafter: object) -> tuple[int, ...]:
-    """Return the layers that a drafter taps."""
-    return tuple(drafter.taps) if isinstance(drafter, TapsLayers) else ()
 
 
 def checked_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Call = Callable[..., Tensor]
 Compiler = Callable[[Call], Call]
-
-
-@runtime_checkable
-class CompilesTraining(Protocol):
-    """A drafter that knows which part of its training pass ``torch.compile`` is good for."""
-
-    def compile_training(self, compiler: Compiler = torch.compile) -> None:
-        """Send that part through ``Compiled`` from now on. Weights keep their names."""
-        ...
 
 
 class Compiled:

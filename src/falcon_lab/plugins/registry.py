@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
+import types
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
@@ -129,9 +131,10 @@ class Components:
         config = _config_of(component, node, kind)
         build = _builder(component)
         try:
-            return build(config, dataclasses.replace(context, components=self))
+            made = build(config, dataclasses.replace(context, components=self))
         except ValueError as error:
             raise FalconLabError(f"{kind} {component.full_name}: {error}") from error
+        return _with_defaults(component, made)
 
     def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, str]:
         """What to write down about a component that was used: name, distribution, version."""
@@ -200,6 +203,40 @@ def _builder(component: Component) -> Callable[..., Any]:
         ) from error
     assert callable(build)
     return build
+
+
+def _with_defaults(component: Component, made: Any) -> Any:
+    """Give a component that does not derive from its kind's class the defaults of that class.
+
+    Its own attributes, methods and bases come first.
+
+    Raises:
+        FalconLabError: it is no object of a class of its own.
+    """
+    from falcon_lab.interfaces import BASES  # with torch, which listing plug-ins does not import
+
+    base = BASES.get(component.kind)
+    if base is None or isinstance(made, base):
+        return made
+    # A property of the base would hide the instance's own attribute of that name.
+    own = frozenset(name for name in getattr(made, "__dict__", ()) if hasattr(base, name))
+    try:
+        derived = _derived(type(made), base, own)  # type: ignore[arg-type]
+        object.__setattr__(made, "__class__", derived)
+    except TypeError as error:
+        raise FalconLabError(
+            f"{component.kind} {component.full_name} is a {type(made).__name__}; derive its class "
+            f"from falcon_lab.interfaces.{base.__name__}"
+        ) from error
+    return made
+
+
+@cache
+def _derived(own: type[Any], base: type[Any], attributes: frozenset[str]) -> type[Any]:
+    """A class of the same layout that derives from both."""
+    names = {"__slots__": (), "__doc__": own.__doc__, "__module__": own.__module__}
+    names |= {"__qualname__": own.__qualname__, **dict.fromkeys(attributes)}
+    return types.new_class(own.__name__, (own, base), exec_body=lambda body: body.update(names))
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.accepting import decides_on_device
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Acceptance, AcceptsOnDevice, BuildContext
+from falcon_lab.interfaces import Acceptance, BuildContext
 from falcon_lab.model.target import Target
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing.decoding import engine
@@ -146,8 +145,7 @@ def check_paths(subject: Subject, rule: Any, temperature: float) -> None:
             found=f"path {again.path.tolist()}, then token {int(again.next_token)}",
             fix="draw from the generator that is given, never from torch's global one",
         )
-        if isinstance(rule, AcceptsOnDevice) and decides_on_device(type(rule)):
-            _check_padded(subject, rule, tree, logits, sampling, number, first)
+        _check_padded(subject, rule, tree, logits, sampling, number, first)
 
 
 def with_routes(tree: TokenTree) -> TokenTree:

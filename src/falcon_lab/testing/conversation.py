@@ -117,7 +117,7 @@ class Conversation:
     def round(self, generator: torch.Generator, passes: int = 3) -> list[DraftOutput]:
         """Passes over blocks of proposed tokens, drawn at random."""
         outputs = [self.draft()]
-        most = getattr(self.drafter, "max_passes", None) or passes
+        most = self.drafter.max_passes or passes
         while len(outputs) < min(passes, most):
             frontier = expanded(outputs[-1], self.drafter.block, generator)
             if frontier is None:

@@ -12,15 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.interfaces import (
-    Compilable,
-    Drafter,
-    DraftOutput,
-    Frontier,
-    KeepsRows,
-    Observation,
-    TapsLayers,
-)
+from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.testing.compiling import Pretend, Repeating
 from falcon_lab.testing.conversation import Case, Conversation, expanded
 
@@ -30,13 +22,10 @@ ROWS = 17
 def check_declarations(case: Case) -> None:
     """What it says about itself."""
     subject, drafter = case.subject, case.subject.build(case.context)
-    missing = [
-        name
-        for name in ("block", "needs", "reset", "draft", "observe")
-        if not hasattr(drafter, name)
-    ]
+    missing = sorted(type(drafter).__abstractmethods__)
+    missing += [name for name in ("block", "needs") if not hasattr(drafter, name)]
     subject.expect(
-        isinstance(drafter, Drafter) and not missing,
+        not missing,
         "the members of a Drafter",
         expected="block, needs, reset, draft and observe",
         found=f"no {', '.join(missing)}",
@@ -57,7 +46,7 @@ def check_declarations(case: Case) -> None:
         found=repr(needs),
         fix="layers in the middle of the target are asked for by the attribute taps",
     )
-    most = getattr(drafter, "max_passes", None)
+    most = drafter.max_passes
     subject.expect(
         most is None or (isinstance(most, int) and most >= 1),
         "max_passes",
@@ -65,8 +54,7 @@ def check_declarations(case: Case) -> None:
         found=repr(most),
         fix="leave it out if a round may have any number of passes",
     )
-    if isinstance(drafter, TapsLayers):
-        case.target.tapped(drafter.taps)  # says itself what is wrong
+    case.target.tapped(drafter.taps)  # says itself what is wrong
     if not isinstance(drafter, nn.Module):
         return
     places = {weight.data_ptr() for weight in case.target.model.parameters()}
@@ -88,7 +76,7 @@ def check_shapes(case: Case) -> None:
     talk.observe(ROWS - 2)
     generator = case.subject.generator(3)
     frontier: Frontier | None = Frontier.root(text.tokens.device)
-    most = getattr(drafter, "max_passes", None) or 3
+    most = drafter.max_passes or 3
     for number in range(min(3, most)):
         if frontier is None:
             return
@@ -285,7 +273,7 @@ def check_that_reset_forgets(case: Case) -> None:
 def check_that_branches_are_chains(case: Case) -> None:
     """A block of a tree's pass is drafted for as if it were alone."""
     talk = _before_a_round(case)
-    if (getattr(talk.drafter, "max_passes", None) or 2) < 2:
+    if (talk.drafter.max_passes or 2) < 2:
         return
     frontier = expanded(talk.draft(), talk.drafter.block, case.subject.generator(24))
     if frontier is None:
@@ -311,12 +299,9 @@ def _before_a_round(case: Case) -> Conversation:
 
 
 def check_reserved_memory(case: Case) -> None:
-    """``KeepsRows``: bytes that grow with the text."""
+    """Bytes that grow with the text."""
     drafter = case.fresh()
-    if not isinstance(drafter, KeepsRows):
-        return
-    keeper: Any = drafter
-    tree = case.subject.components.build("tree_builder", {"name": "chain"}, case.of(keeper))
+    tree = case.subject.components.build("tree_builder", {"name": "chain"}, case.of(drafter))
     found = [drafter.kv_bytes(positions, tree) for positions in (1, 10, 40)]
     case.subject.expect(
         all(isinstance(each, int) for each in found) and 0 <= found[0] <= found[1] <= found[2],
@@ -328,13 +313,13 @@ def check_reserved_memory(case: Case) -> None:
 
 
 def check_compiled_passes(case: Case) -> None:
-    """``Compilable``: the drafts are those of the modules, as compiled passes and as graphs."""
-    if not isinstance(case.fresh(), Compilable):
-        return
+    """The drafts are those of the modules, as compiled passes and as graphs."""
 
     def quiet(line: str) -> None:
         """What is compiled is of no interest here."""
 
+    if not case.fresh().compiled(quiet, Pretend()).is_compiled:
+        return
     for name, recorder in (("compiled passes", None), ("passes replayed as graphs", Repeating())):
         ends = []
         for compiled in (True, False):

@@ -14,8 +14,7 @@ from falcon_lab.config.schema import DistillationConfig
 from falcon_lab.distill.labels import label_rows
 from falcon_lab.distill.step import Lesson
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal, Unrolls
-from falcon_lab.model.target import tapped_for
+from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
 from falcon_lab.testing.conversation import Case
@@ -112,9 +111,9 @@ def check_gradients(case: Case) -> None:
     seen = predict(case, drafter, batch)
     feature = 0.0 if seen.features is None else 1.0
     objective = FalconObjective(FalconObjectiveConfig(feature=feature), case.of(drafter))
-    config = DistillationConfig(unroll=2 if isinstance(drafter, Unrolls) else 1)
+    config = DistillationConfig(unroll=2 if drafter.unrolls else 1)
     loss, _ = Lesson(
-        tapped_for(case.target, drafter),
+        case.target.tapped(drafter.taps),
         drafter,
         objective,
         subject.components.build("schedule", {"name": "none"}, case.of(drafter)),

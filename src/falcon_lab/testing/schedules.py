@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import BuildContext, ChoosesRows, GlanceRows
+from falcon_lab.interfaces import BuildContext, GlanceRows, GlancingSchedule
 from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
 
@@ -25,7 +25,7 @@ def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
     - The ratio λ lies in [0, 1] all through the training.
     - What it shows are rows that count, in each sequence never more than the d that were wrong,
       and λ·d of them on average or fewer; with λ = 0, nothing.
-    - Rows that it leaves to the loss (``ChoosesRows``) are rows that count.
+    - Rows that it leaves to the loss (``counts``) are rows that count.
     - The generator alone draws, and what it is given stays as it is.
 
     Args:
@@ -123,7 +123,7 @@ def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int
             found=(total / DRAWS).tolist(),
             fix="show N = λ·d rows, d being the number of wrong ones in the sequence",
         )
-    if isinstance(schedule, ChoosesRows):
+    if schedule.chooses_rows:
         _check_counts(subject, schedule, rows)
     same = all(
         torch.equal(old, getattr(rows, name))
@@ -138,7 +138,7 @@ def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int
     )
 
 
-def _check_counts(subject: Subject, schedule: ChoosesRows, rows: GlanceRows) -> None:
+def _check_counts(subject: Subject, schedule: GlancingSchedule, rows: GlanceRows) -> None:
     counts = schedule.counts(rows)
     subject.expect(
         counts.dtype == torch.bool

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.labels import label_rows
-from falcon_lab.interfaces import DrafterInputs, Frontier, Prediction, Unrolls
+from falcon_lab.interfaces import DrafterInputs, Frontier, Prediction
 from falcon_lab.testing.conversation import TOLERANCE, Case, Conversation, difference
 from falcon_lab.testing.texts import one_document, packed, random_tokens, training_inputs
 from falcon_lab.testing.training_rows import PHASES, alone, documents, logits_of, predict, table
@@ -56,7 +56,7 @@ def _passes(case: Case, drafter: Any, inputs: DrafterInputs) -> list[Prediction]
     """The training pass, and the second one of a drafter that unrolls."""
     given = replace(inputs, generator=case.subject.generator(4))
     with torch.no_grad():
-        if isinstance(drafter, Unrolls):
+        if drafter.unrolls:
             return list(islice(drafter.unroll(given), 2))
         return [drafter(given)]
 
@@ -172,16 +172,12 @@ def check_that_training_is_drafting(case: Case) -> None:
 
 
 def _first_passes(drafter: Any, inputs: DrafterInputs) -> list[Prediction]:
-    return (
-        list(islice(drafter.unroll(inputs), 3))
-        if isinstance(drafter, Unrolls)
-        else [drafter(inputs)]
-    )
+    return list(islice(drafter.unroll(inputs), 3)) if drafter.unrolls else [drafter(inputs)]
 
 
 def _true_passes(talk: Conversation, count: int) -> Iterator[Any]:
     """Passes of a round that drafts the tokens which really follow, one block at a time."""
-    block, most = talk.drafter.block, getattr(talk.drafter, "max_passes", None) or count
+    block, most = talk.drafter.block, talk.drafter.max_passes or count
     frontier: Frontier | None = None
     for number in range(min(count, most)):
         output = talk.draft(frontier)

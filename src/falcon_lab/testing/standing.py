@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import DraftOutput, Frontier, Observation, RoundContext
+from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation, RoundContext
 from falcon_lab.tree import TokenTree
 
 Tokens = tuple[int, ...]
@@ -120,7 +120,7 @@ def _stands(frontier: Frontier, asked: list[list[Tokens]]) -> list[Tokens]:
     return [(*asked[-1][parent], *tokens) for tokens, parent in pairs]
 
 
-class Wandering:
+class Wandering(Drafter):
     """A drafter whose logits follow from how often it was asked.
 
     Args:

@@ -75,9 +75,8 @@ class Subject:
         """The component, with the same random weights every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            if isinstance(self.recipe, Mapping):
-                return self.components.build(self.kind, self.recipe, context)
-            return self._from_recipe(self.recipe, context)
+            components, node = self.registered()
+            return components.build(self.kind, node, context)
 
     def registered(self) -> tuple[Components, dict[str, Any]]:
         """A registry that knows the component, and its node there."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.labels import drafter_inputs
 from falcon_lab.interfaces import Drafter, DrafterInputs, Observation
-from falcon_lab.model.target import Target, tapped_for
+from falcon_lab.model.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Text:
     @classmethod
     def read(cls, target: Target, drafter: Drafter, tokens: Tensor) -> Text:
         """The text of ``[n + 1]`` tokens, as that drafter wants it read."""
-        features, taps = read(tapped_for(target, drafter), one_document(tokens))
+        features, taps = read(target.tapped(drafter.taps), one_document(tokens))
         return cls(tokens, features[0], None if taps is None else taps[0])
 
     def observation(
@@ -81,5 +81,5 @@ def training_inputs(
     target: Target, drafter: Drafter, batch: Batch, generator: torch.Generator
 ) -> DrafterInputs:
     """What a drafter is trained on, without noise."""
-    features, taps = read(tapped_for(target, drafter), batch)
+    features, taps = read(target.tapped(drafter.taps), batch)
     return drafter_inputs(batch, features, 0.0, (generator, generator), taps)

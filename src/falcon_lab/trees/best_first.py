@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import DynamicTreeConfig, OptimalTreeConfig
 from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab.trees.template_tree import candidates
@@ -57,7 +57,7 @@ ROOT = Node(token=0, parent=-1, depth=0, score=0.0, log_q=0.0, block=0)
 """Its token stays on the device: nobody here needs to know it."""
 
 
-class BestFirstTree:
+class BestFirstTree(TreeBuilder):
     """A ``TreeBuilder`` that keeps the ``nodes`` likeliest candidates of all its passes.
 
     The drafter's own probabilities decide, at any temperature; they choose the drafts, never their

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import PathsTreeConfig
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
@@ -114,7 +114,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-class PathsTree:
+class PathsTree(TreeBuilder):
     """A ``TreeBuilder`` for drafters that look text up: one pass, and its paths are the tree.
 
     Nodes are deterministic: whoever looks up knows no probabilities, and at T > 0 a token is

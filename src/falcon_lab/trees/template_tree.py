@@ -16,16 +16,16 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, Proposal, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import ChainConfig, StaticConfig
 from falcon_lab.sampling import Sampling
-from falcon_lab.tree import TokenTree
+from falcon_lab.tree import Proposal, TokenTree
 from falcon_lab.trees.layout import Layout, PassLayout, build_layout
 from falcon_lab.trees.paths import Path
 from falcon_lab.trees.templates import cut, resolve
 
 
-class TemplateTree:
+class TemplateTree(TreeBuilder):
     """A ``TreeBuilder`` whose shape is fixed; the drafter decides the tokens alone.
 
     A node whose candidate the drafter did not propose (``-inf``, or a row that is not there) is

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fakes.drafters import TrainedAlone
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.studies.compare import contestants
 
 NOWHERE: Any = None
 
 
-class Head(nn.Linear):
+class Head(nn.Linear, TrainedAlone):
     """Has weights, and nothing that compiles them."""
 
 

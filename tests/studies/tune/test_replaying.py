@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.asking import Asking
+from fakes.auxiliary import WithAuxiliary
 from fakes.decoding import CONTEXT, chain, generate, speculative
 from fakes.drafters import SilentDrafter
 from fakes.itself import TargetItself
@@ -197,12 +197,12 @@ def test_a_drafter_with_nothing_to_say_is_never_right() -> None:
     assert all(r.emitted == 1 for of in replayed(silent, chain(4)) for r in of)
 
 
-class AskingDrafter(Asking, SilentDrafter):
-    """Learns from what the target says to its probes."""
+class Observing(WithAuxiliary, SilentDrafter):
+    """Depends on what the target predicts at its auxiliary nodes."""
 
 
-def test_a_drafter_with_probes_is_not_replayed_and_promises_nothing() -> None:
-    asking = AskingDrafter(64, 1).ask(3)
+def test_a_drafter_with_auxiliary_nodes_is_not_replayed_and_promises_nothing() -> None:
+    asking = Observing(64, 1).with_nodes(3)
     engines = {
         "asking": speculative(target(), asking, chain(2)),
         "silent": speculative(target(), SilentDrafter(64, 1), chain(2)),

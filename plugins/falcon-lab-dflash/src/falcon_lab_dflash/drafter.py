@@ -28,6 +28,7 @@ from falcon_lab.interfaces import (
     Prediction,
     Recorder,
     Reveal,
+    TrainableDrafter,
     TreeBuilder,
 )
 from falcon_lab.model.compiled import compile_ahead
@@ -43,7 +44,7 @@ Behind = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ROOM = 512  # rows of context when nobody has said how long the text will get
 
 
-class DFlashDrafter(nn.Module):
+class DFlashDrafter(TrainableDrafter):
     """The drafter of ``DFlashConfig``; the target's embeddings and LM head are used as they are.
 
     Attributes:
@@ -148,10 +149,10 @@ class DFlashDrafter(nn.Module):
         """Memory of the context's keys and values, and of a block's."""
         shape, layers = self.model.shape, len(self.model.layers)
         row = 2 * layers * shape.groups * shape.head * self.mask.element_size()
-        return max((positions + self._spare) * row, self.kv_held)
+        return max((positions + self._spare) * row, self.kv_allocated)
 
     @property
-    def kv_held(self) -> int:
+    def kv_allocated(self) -> int:
         """Memory that the next text takes over."""
         return self._cache.nbytes if isinstance(self._fast, ReplayedRounds) else 0
 
@@ -245,14 +246,14 @@ class DFlashDrafter(nn.Module):
     def compiled(
         self,
         announce: Announce,
-        compiler: PassCompiler = compile_ahead,
+        compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """As ``Compilable``: what a round adds to the context and its block are one pass."""
+        """As ``Drafter.compiled``: what a round adds to the context and its block are one pass."""
         other = copy.copy(self)
         recorder = recorder or recorder_for(self.mask.device)
         if recorder is None:
-            other._fast = CompiledRounds(self, announce, compiler)
+            other._fast = CompiledRounds(self, announce, compiler or compile_ahead)
         else:
             other._fast = ReplayedRounds(self, announce, recorder)
         other._cache, other._pending = other._new_cache(ROOM), []
@@ -260,11 +261,11 @@ class DFlashDrafter(nn.Module):
 
     @property
     def is_compiled(self) -> bool:
-        """As ``Compilable``."""
+        """Whether the passes of a round are compiled."""
         return self._fast is not None
 
     def prepare(self, longest: int) -> None:
-        """As ``Compilable``."""
+        """As ``Drafter.prepare``."""
         if isinstance(self._fast, CompiledRounds):
             self._fast.prepare(longest)
 

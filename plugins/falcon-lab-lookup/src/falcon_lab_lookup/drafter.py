@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, Observation
+from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier, Observation
 from falcon_lab_lookup import LookupConfig
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Copies what followed the first earlier occurrence of the newest tokens.
 
     Runs of ``max_ngram`` newest tokens are looked for, then shorter ones; the first occurrence of

@@ -1,6 +1,7 @@
 """Lookahead decoding (arXiv 2402.02057): the target's own Jacobi iterations give the n-grams.
 
-Shapes: C nodes of a round's tree, P probes, k tokens of an n-gram behind its first, V vocabulary.
+Shapes: C nodes of a round's tree, P auxiliary nodes, k tokens of an n-gram behind its first, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from torch import Tensor
 from falcon_lab.interfaces import (
     Acceptance,
     BuildContext,
+    Drafter,
     DraftOutput,
     Frontier,
     Observation,
-    Probes,
 )
-from falcon_lab.tree import TokenTree
+from falcon_lab.tree import AuxiliaryNodes, TokenTree
 from falcon_lab_lookup import LookaheadConfig
 from falcon_lab_lookup.pool import Pool
 from falcon_lab_lookup.window import Shape, Window, most_tokens
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """Drafts n-grams that the target itself has written in passes that it made anyway.
 
     In one pass the target verifies the n-grams which begin with the newest token, and reads a
-    window of guesses of the text to come (``window.py``) as probes, which gives new n-grams for
-    the pool. There is no model and no pass of a drafter; what it costs is the width of the
-    target's pass.
+    window of guesses of the text to come (``window.py``) as auxiliary nodes, which gives new
+    n-grams for the pool. There is no model and no pass of a drafter; what it costs is the width of
+    the target's pass.
 
     Args:
         config: the options.
@@ -38,14 +39,14 @@ class LookaheadDrafter:
 
     Attributes:
         block: N - 1, an n-gram without the token that it is found by.
-        max_probes: tokens of the window.
+        max_auxiliary: tokens of the window.
     """
 
     needs: frozenset[str] = frozenset()
 
     def __init__(self, config: LookaheadConfig, context: BuildContext) -> None:
         self.block = config.ngram - 1
-        self.max_probes = most_tokens(config.ngram, config.window)
+        self.max_auxiliary = most_tokens(config.ngram, config.window)
         self.config = config
         self._vocabulary = context.host.vocab_size
         self._shapes: dict[tuple[int, ...], Shape] = {}
@@ -81,22 +82,22 @@ class LookaheadDrafter:
             logits[0, torch.arange(self.block), torch.tensor(newest)] = 0.0
         return DraftOutput(logits, paths=grams)
 
-    def probe(self, tree: TokenTree, room: int) -> Probes | None:
-        """The window; none in the last rounds of a text, which would end before its end."""
+    def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
+        """Return the window; none in the last rounds of a text, which ends before it."""
         config, device = self.config, tree.tokens.device
         if self.window is None:
             count = config.window + config.ngram - 3
             guess = self._random.choices(self._text, k=count)
             self.window = Window(config.ngram, config.window, guess)
         shape = self._shape(self.window.counts, device)
-        if shape.deepest > room:
+        if shape.deepest > max_depth:
             return None
-        sees = shape.sees.new_zeros(shape.sees.shape[0], tree.drafted + 1)
-        sees[:, 0] = True  # of the tree, the root alone
+        of_tree = shape.mask.new_zeros(shape.mask.shape[0], tree.drafted + 1)
+        of_tree[:, 0] = True  # the root alone
         tokens = torch.tensor(self.window.tokens, device=device)
-        return Probes(tokens, shape.depth, torch.cat((sees, shape.sees), 1))
+        return AuxiliaryNodes(tokens, shape.depth, torch.cat((of_tree, shape.mask), 1))
 
-    def harvest(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
+    def observe_auxiliary(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
         """Put the n-grams of the window's columns into the pool, and move it on."""
         assert self.window is not None
         new = logits[-self.window.counts[-1] :].argmax(-1).tolist()
@@ -107,7 +108,7 @@ class LookaheadDrafter:
         shape = self._shapes.get(counts)
         if shape is None:
             made = Shape.of(counts)
-            shape = Shape(made.depth.to(device), made.sees.to(device), made.deepest)
+            shape = Shape(made.depth.to(device), made.mask.to(device), made.deepest)
             self._shapes[counts] = shape
         return shape
 

@@ -40,16 +40,16 @@ def most_tokens(ngram: int, window: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Who sees whom in a window.
+    """The depths and attention mask of a window.
 
     Attributes:
         depth: ``[P]`` long, positions behind the root.
-        sees: ``[P, P]`` bool.
+        mask: ``[P, P]`` bool, which of its tokens each one attends to.
         deepest: the greatest depth.
     """
 
     depth: Tensor
-    sees: Tensor
+    mask: Tensor
     deepest: int
 
     @classmethod
@@ -62,14 +62,14 @@ class Shape:
             )
         }
         depth: list[int] = []
-        sees = torch.eye(len(number), dtype=torch.bool)
+        mask = torch.eye(len(number), dtype=torch.bool)
         for (level, place), index in number.items():
             above = (level - 1, place) if level > 1 else (0, place - 1)
             parent = number.get(above)
             if parent is not None:
-                sees[index] |= sees[parent]
+                mask[index] |= mask[parent]
             depth.append(1 if parent is None else depth[parent] + 1)
-        return cls(torch.tensor(depth, dtype=torch.long), sees, max(depth, default=0))
+        return cls(torch.tensor(depth, dtype=torch.long), mask, max(depth, default=0))
 
 
 class Window:

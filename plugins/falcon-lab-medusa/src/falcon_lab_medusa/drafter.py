@@ -26,6 +26,7 @@ from falcon_lab.interfaces import (
     Prediction,
     Recorder,
     Reveal,
+    TrainableDrafter,
 )
 from falcon_lab.model.compiled import compile_ahead
 from falcon_lab.model.fixed import FixedPass
@@ -46,7 +47,7 @@ class ResBlock(nn.Module):
         return hidden + functional.silu(self.linear(hidden))
 
 
-class MedusaDrafter(nn.Module):
+class MedusaDrafter(TrainableDrafter):
     """n heads, each of its own residual layers and, with ``head: own``, output layer.
 
     Attributes:
@@ -143,22 +144,23 @@ class MedusaDrafter(nn.Module):
     def compiled(
         self,
         announce: Announce,
-        compiler: PassCompiler = compile_ahead,
+        compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """As ``Compilable``: all heads together are one pass."""
+        """As ``Drafter.compiled``: all heads together are one pass."""
         host, other = self.host, copy.copy(self)
         example = torch.zeros(host.hidden_size, dtype=host.dtype, device=host.device)
+        compiler = compiler or compile_ahead
         other._fast = FixedPass(Guess(self), (example,), "drafter", announce, compiler, recorder)
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """As ``Compilable``."""
+        """Whether the heads are compiled."""
         return self._fast is not None
 
     def prepare(self, longest: int) -> None:
-        """As ``Compilable``; the pass is the same however many tokens there are."""
+        """As ``Drafter.prepare``; the pass is the same however many tokens there are."""
         if self._fast is not None:
             self._fast.prepare()
 

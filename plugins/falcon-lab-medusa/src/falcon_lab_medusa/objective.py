@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional
 
-from falcon_lab.interfaces import BuildContext, LabelledRows
+from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
 from falcon_lab_medusa import MedusaObjectiveConfig
 
 NO_LABEL = -100
 
 
-class MedusaObjective:
+class MedusaObjective(Objective):
     """The objective of ``MedusaObjectiveConfig``, for any drafter with slots.
 
     Attributes:

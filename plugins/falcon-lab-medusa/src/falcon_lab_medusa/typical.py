@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from falcon_lab.acceptance import Greedy
-from falcon_lab.interfaces import Acceptance, BuildContext, PaddedAcceptance
+from falcon_lab.interfaces import Acceptance, AcceptanceRule, BuildContext, PaddedAcceptance
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 from falcon_lab_medusa import TypicalConfig
 
 
-class Typical:
+class Typical(AcceptanceRule):
     """Accept x after its parent when p(x) > min(epsilon, alpha·exp(-H(p))), and so its ancestors.
 
     Of the accepted paths the longest is kept, of those the likeliest. What follows it is drawn from

@@ -9,7 +9,7 @@ import copy
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.errors import FalconLabError
@@ -24,6 +24,7 @@ from falcon_lab.interfaces import (
     Prediction,
     Recorder,
     Reveal,
+    TrainableDrafter,
     TreeBuilder,
 )
 from falcon_lab.model.compiled import compile_ahead
@@ -33,7 +34,7 @@ from falcon_lab_sps.drafting import Drafting
 from falcon_lab_sps.small_model import small_model
 
 
-class SpsDrafter(nn.Module):
+class SpsDrafter(TrainableDrafter):
     """A small causal language model with a cache of its own; it reads tokens alone.
 
     A fresh model is trained on rows x_{t+1}, as every drafter is, so the first token of a text is
@@ -104,9 +105,9 @@ class SpsDrafter(nn.Module):
         return self.passes.kv_bytes(self._rows(positions, tree))
 
     @property
-    def kv_held(self) -> int:
+    def kv_allocated(self) -> int:
         """Memory that is taken already, and that the next text takes over."""
-        return self.passes.kv_held
+        return self.passes.kv_allocated
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Take that memory when the first row is computed, and no more later."""
@@ -137,20 +138,20 @@ class SpsDrafter(nn.Module):
     def compiled(
         self,
         announce: Announce,
-        compiler: PassCompiler = compile_ahead,
+        compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """As ``Compilable``. Prompts go through the modules."""
+        """As ``Drafter.compiled``. Prompts go through the modules."""
         other = copy.copy(self)
-        other.passes = self.passes.compiled(announce, compiler, recorder)
+        other.passes = self.passes.compiled(announce, compiler or compile_ahead, recorder)
         other._drafting = Drafting(self.model, other.passes, self._first)
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """As ``Compilable``."""
+        """Whether the small model's passes are compiled."""
         return self.passes.is_compiled
 
     def prepare(self, longest: int) -> None:
-        """As ``Compilable``."""
+        """As ``Drafter.prepare``."""
         self.passes.prepare(longest)

@@ -6,11 +6,11 @@ all accepted, and the next round drafts two tokens more; else one less, but alwa
 
 from __future__ import annotations
 
-from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundOutcome
+from falcon_lab.interfaces import Budget, BuildContext, LengthController, RoundOutcome
 from falcon_lab_sps import HfLengthConfig
 
 
-class HfLength:
+class HfLength(LengthController):
     """A length that goes up while everything is accepted.
 
     It limits the depth of what the tree builder drafts by itself, so the tree must be as deep as
@@ -29,10 +29,6 @@ class HfLength:
     def budget(self) -> Budget:
         """Paths of the present length."""
         return Budget(depth=self.length)
-
-    def keep_going(self, passes: int, output: DraftOutput) -> bool:
-        """Always: the length alone decides."""
-        return True
 
     def update(self, outcome: RoundOutcome) -> None:
         """Longer after a whole path was accepted, shorter after any other; a round without

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.compiling import choose_drafter, choose_target
-from falcon_lab.decoding.observing import most_probes
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.interfaces import BuildContext, TreeBuilder
 from falcon_lab.measure import provenance
@@ -27,7 +26,6 @@ from falcon_lab.measure.engines import (
 )
 from falcon_lab.measure.results import build_results
 from falcon_lab.measure.statistics import compare
-from falcon_lab.model.target import tapped_for
 from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
@@ -178,7 +176,7 @@ def bench_of(
     drafter = choose_drafter(drafter, experiment.decoding, announce)
     context = BuildContext.of(target, drafter)
     rule = components.build("acceptance_rule", row.acceptance or experiment.acceptance, context)
-    target = tapped_for(target, drafter)
+    target = target.tapped(drafter.taps)
     return Bench(target, drafter, rule, stop_of(experiment, target), experiment.decoding)
 
 
@@ -242,7 +240,7 @@ def promises_of(
     """
     found = {}
     for name, engine in methods.engines.items():
-        if most_probes(engine.drafter):
+        if engine.drafter.max_auxiliary:
             continue
         row = experiment.evaluation.methods[name]
         tree, controller = row.tree or experiment.tree, row.controller or experiment.controller

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from falcon_lab.interfaces import (
     BuildContext,
+    Drafter,
     DrafterInputs,
     DraftOutput,
     Frontier,
@@ -20,7 +21,7 @@ from falcon_lab.interfaces import (
 from falcon_lab_sample import MlpConfig
 
 
-class MlpDrafter(nn.Module):
+class MlpDrafter(nn.Module, Drafter):
     """Predicts h_{t+1} from the embedding of x_{t+1} and h_t."""
 
     block = 1

@@ -5,19 +5,16 @@ Shapes: B batch, R prediction rows.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import BuildContext, GlanceRows
+from falcon_lab.interfaces import BuildContext, GlanceRows, GlancingSchedule
 from falcon_lab_sample import StepConfig
 
 
-class Step:
+class Step(GlancingSchedule):
     """Shows each wrong row but a block's last with probability λ."""
 
-    token_source: Literal["target", "data"] = "target"
     keep_revealed_in_loss = False
 
     def __init__(self, config: StepConfig, context: BuildContext) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext, TreeBuilder
 from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab_sample import RakeConfig
 
 
-class Rake:
+class Rake(TreeBuilder):
     """``width`` paths of ``depth`` tokens, stored level by level."""
 
     def __init__(self, config: RakeConfig, context: BuildContext) -> None:

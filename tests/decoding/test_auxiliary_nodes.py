@@ -1,4 +1,4 @@
-"""Probes change nothing but what the target reads: neither text nor acceptance."""
+"""Auxiliary nodes change nothing but what the target reads: neither text nor acceptance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.asking import Asking
+from fakes.auxiliary import WithAuxiliary
 from fakes.batches import NEW, PROMPTS, one_by_one, same_rounds, together
 from fakes.decoding import CONTEXT, chain, generate, plain, speculative
 from fakes.drafters import OracleDrafter, RandomDrafter
@@ -18,9 +18,8 @@ from fakes.table_target import TableTarget
 from fakes.trees import prefix_closed
 from falcon_lab.acceptance import Auto
 from falcon_lab.decoding.generation import Generation, Round
-from falcon_lab.decoding.observing import most_probes
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Acceptance, ReadsProbes
+from falcon_lab.interfaces import Acceptance
 from falcon_lab.report.tree_drawing import tree_record
 from falcon_lab.tree import TokenTree
 from falcon_lab.trees.paths import Path
@@ -32,20 +31,20 @@ TARGETS = {family: tiny_target(family, vocab=12) for family in FAMILIES}
 PROMPT = [3, 1, 4]
 
 
-class AskingOracle(Asking, OracleDrafter):
-    """Drafts well, and asks."""
+class Oracle(WithAuxiliary, OracleDrafter):
+    """Drafts well."""
 
 
-class AskingRandom(Asking, RandomDrafter):
-    """Drafts badly, and asks."""
+class Random(WithAuxiliary, RandomDrafter):
+    """Drafts badly."""
 
 
-class AskingMemory(Asking, RememberingDrafter):
-    """Drafts in a batch, and asks."""
+class Memory(WithAuxiliary, RememberingDrafter):
+    """Drafts in a batch."""
 
 
 def rounds(out: Generation) -> list[Round]:
-    """Without the number of their probes."""
+    """Rounds without the number of their auxiliary nodes."""
     return [Round(r.nodes, r.depth, r.passes, r.accepted, r.emitted) for r in out.rounds]
 
 
@@ -59,7 +58,7 @@ def rounds(out: Generation) -> list[Round]:
     temperature=st.sampled_from([0.0, 0.9]),
     proposal=st.sampled_from(["deterministic", "sampled"]),
 )
-def test_a_tree_with_any_probes_is_accepted_as_it_is_without(
+def test_a_tree_with_any_auxiliary_nodes_is_accepted_as_it_is_without(
     family: str,
     paths: list[Path],
     block: int,
@@ -70,49 +69,53 @@ def test_a_tree_with_any_probes_is_accepted_as_it_is_without(
 ) -> None:
     target = TARGETS[family]
     truth = PROMPT + plain(target, PROMPT, 20).tokens
-    asking = AskingOracle(12, block, truth, seed=seed).ask(most, seed)
+    drafter = Oracle(12, block, truth, seed=seed).with_nodes(most, seed)
     without = OracleDrafter(12, block, truth, seed=seed)
     ours, theirs = (
         generate(
-            speculative(target, drafter, paths, proposal=proposal),
+            speculative(target, each, paths, proposal=proposal),
             PROMPT,
             20,
             temperature=temperature,
         )
-        for drafter in (asking, without)
+        for each in (drafter, without)
     )
     assert ours.tokens == theirs.tokens
     assert rounds(ours) == rounds(theirs)
     if not temperature:
         assert (*PROMPT, *ours.tokens) == tuple(truth)
-    assert sum(round_.probes > 0 for round_ in ours.rounds) == len(asking.answers) == asking.asked
+    assert (
+        sum(round_.auxiliary > 0 for round_ in ours.rounds)
+        == len(drafter.observed)
+        == drafter.rounds
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_drafter_reads_what_the_target_says_to_its_probes(family: str) -> None:
+def test_the_drafter_observes_what_the_target_predicts_at_its_nodes(family: str) -> None:
     target = TARGETS[family]
-    asking = AskingRandom(12, 2).ask(5)
+    drafter = Random(12, 2).with_nodes(5)
     told: list[Any] = []
     out = generate(
-        speculative(target, asking, named("auto", 2)),
+        speculative(target, drafter, named("auto", 2)),
         PROMPT,
         16,
         on_round=lambda *round_: told.append(round_),
     )
-    with_probes = [(tree, accepted) for *_, tree, accepted in told if tree and tree.probes]
-    assert [tree for tree, _ in with_probes] == [tree for tree, *_ in asking.answers]
-    for (tree, logits, acceptance), (_, accepted) in zip(asking.answers, with_probes, strict=True):
+    verified = [(tree, accepted) for *_, tree, accepted in told if tree and tree.auxiliary]
+    assert [tree for tree, _ in verified] == [tree for tree, *_ in drafter.observed]
+    for (tree, logits, acceptance), (_, accepted) in zip(drafter.observed, verified, strict=True):
         assert logits.shape == (tree.nodes, 12)
         assert torch.equal(acceptance.path, accepted.path)
         assert int(acceptance.path[-1]) <= tree.drafted
-    assert {round_.probes for round_ in out.rounds} - {0}
+    assert {round_.auxiliary for round_ in out.rounds} - {0}
 
 
-def test_a_probe_sees_what_it_says_and_no_draft_sees_a_probe() -> None:
+def test_a_node_attends_to_its_mask_and_no_draft_attends_to_it() -> None:
     target = TARGETS["llama"]
     cache = target.new_cache(20)
     target.prefill(torch.tensor(PROMPT), cache)
-    asking = AskingRandom(12, 1).ask(6, seed=4)
+    drafter = Random(12, 1).with_nodes(6, seed=4)
     parents = torch.tensor([-1, 0, 0, 1])
     tree = TokenTree(
         torch.tensor([5, 6, 7, 8]),
@@ -122,12 +125,16 @@ def test_a_probe_sees_what_it_says_and_no_draft_sees_a_probe() -> None:
         "deterministic",
         torch.zeros(4),
     )
-    probes = asking.probe(tree, 3)
-    asked = tree.with_probes(probes)
-    assert (asked.nodes, asked.drafted, asked.probes) == (4 + len(probes.tokens), 3, asked.probes)
-    assert (asked.max_depth, asked.reach) == (2, max(2, int(probes.depth.max())))
+    added = drafter.auxiliary_nodes(tree, 3)
+    asked = tree.with_auxiliary(added)
+    assert (asked.nodes, asked.drafted, asked.auxiliary) == (
+        4 + len(added.tokens),
+        3,
+        asked.auxiliary,
+    )
+    assert (asked.max_depth, asked.reach) == (2, max(2, int(added.depth.max())))
     assert not asked.ancestors[:4, 4:].any()
-    assert torch.equal(asked.ancestors[4:], probes.sees)
+    assert torch.equal(asked.ancestors[4:], added.mask)
     start = cache.length
     logits = target.verify(asked, cache).logits
     cache.truncate(start)
@@ -136,7 +143,7 @@ def test_a_probe_sees_what_it_says_and_no_draft_sees_a_probe() -> None:
         assert torch.equal(getattr(asked.drafts, part), getattr(tree, part))
 
 
-def test_acceptance_rules_never_see_probes() -> None:
+def test_acceptance_rules_never_see_auxiliary_nodes() -> None:
     class Looking(Auto):
         """Sees to it, on the way that waits for the device."""
 
@@ -144,32 +151,32 @@ def test_acceptance_rules_never_see_probes() -> None:
             assert tree.nodes == tree.drafted + 1 == logits.shape[0]
             return super().__call__(tree, logits, *others)
 
-    target, asking = TableTarget(12), AskingRandom(12, 2).ask(6)
+    target, drafter = TableTarget(12), Random(12, 2).with_nodes(6)
     rule = Looking(None, CONTEXT)
-    out = generate(speculative(target, asking, named("auto", 2), rule=rule), PROMPT, 30)
+    out = generate(speculative(target, drafter, named("auto", 2), rule=rule), PROMPT, 30)
     assert out.tokens == plain(target, PROMPT, 30).tokens
-    assert len(asking.answers) > 5
+    assert len(drafter.observed) > 5
 
 
 @pytest.mark.parametrize("new", [POSITIONS, 40])
-def test_the_cache_has_room_for_probes_to_the_end_of_the_context(new: int) -> None:
+def test_the_cache_has_room_for_auxiliary_nodes_to_the_end_of_the_context(new: int) -> None:
     target = TARGETS["gpt2"]
-    asking = AskingRandom(12, 1).ask(9)
-    engine = speculative(target, asking, chain(2))
+    drafter = Random(12, 1).with_nodes(9)
+    engine = speculative(target, drafter, chain(2))
     assert engine.max_nodes == 3 + 9
     prompt = [1 + at % 11 for at in range(POSITIONS - 60)]
     assert generate(engine, prompt, new).tokens == plain(target, prompt, new).tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_row_of_a_batch_asks_for_itself(temperature: float) -> None:
+def test_every_sequence_of_a_batch_has_nodes_of_its_own(temperature: float) -> None:
     target = tiny_target("mistral")
     texts = [[*prompt, *plain(target, prompt, NEW).tokens] for prompt in PROMPTS]
-    engine = speculative(target, AskingMemory(64, 2, texts).ask(7), named("auto", 2))
+    engine = speculative(target, Memory(64, 2, texts).with_nodes(7), named("auto", 2))
     ours = together(engine, 3, temperature=temperature)
     alone = []
     for seed, prompt in enumerate(PROMPTS):
-        other = speculative(target, AskingMemory(64, 2, texts).ask(7), named("auto", 2))
+        other = speculative(target, Memory(64, 2, texts).with_nodes(7), named("auto", 2))
         [one] = one_by_one(other, [prompt], temperature=temperature) if not seed else [None]
         alone.append(one)
     assert [one.tokens for one in ours] == [
@@ -179,35 +186,34 @@ def test_a_row_of_a_batch_asks_for_itself(temperature: float) -> None:
             temperature=temperature,
         )
     ]
-    assert any(round_.probes for one in ours for round_ in one.rounds)
+    assert any(round_.auxiliary for one in ours for round_ in one.rounds)
     same_rounds(ours[:1], alone[:1])
 
 
-def test_more_probes_than_were_announced_are_refused() -> None:
-    class Greedy(AskingRandom):
-        """Asks more than it says."""
+def test_more_nodes_than_were_announced_are_refused() -> None:
+    class Greedy(Random):
+        """Has more than it says."""
 
-        def probe(self, tree: TokenTree, room: int) -> Any:
-            self.max_probes = 9
-            found = super().probe(tree, room)
-            self.max_probes = 1
+        def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> Any:
+            self.max_auxiliary = 9
+            found = super().auxiliary_nodes(tree, max_depth)
+            self.max_auxiliary = 1
             return found
 
-    asking = Greedy(12, 1).ask(1, seed=3)
-    with pytest.raises(FalconLabError, match="max_probes must be the most"):
-        generate(speculative(TARGETS["llama"], asking, chain(2)), PROMPT, 30)
+    drafter = Greedy(12, 1).with_nodes(1, seed=3)
+    with pytest.raises(FalconLabError, match="max_auxiliary must be the most"):
+        generate(speculative(TARGETS["llama"], drafter, chain(2)), PROMPT, 30)
 
 
-def test_who_asks_is_known_by_its_class() -> None:
-    asking = AskingRandom(12, 1).ask(4)
-    assert isinstance(asking, ReadsProbes)
-    assert (most_probes(asking), most_probes(RandomDrafter(12, 1))) == (4, 0)
+def test_a_drafter_has_none_unless_it_says_how_many() -> None:
+    assert RandomDrafter(12, 1).max_auxiliary == 0
+    assert Random(12, 1).with_nodes(4).max_auxiliary == 4
 
 
-def test_drawings_leave_probes_out() -> None:
+def test_drawings_leave_auxiliary_nodes_out() -> None:
     told: list[Any] = []
-    engine = speculative(TARGETS["llama"], AskingRandom(12, 1).ask(6), chain(3))
+    engine = speculative(TARGETS["llama"], Random(12, 1).with_nodes(6), chain(3))
     generate(engine, PROMPT, 12, on_round=lambda *round_: told.append(round_))
-    tree, accepted = next((t, a) for *_, t, a in told if t is not None and t.probes)
+    tree, accepted = next((t, a) for *_, t, a in told if t is not None and t.auxiliary)
     record = tree_record(tree, accepted, str)
     assert len(record["tokens"]) == len(record["parents"]) == len(record["texts"]) == 4
