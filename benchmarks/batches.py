@@ -30,7 +30,7 @@ SETTINGS = (
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
-    from falcon_lab.commands.settings import bench_experiment
+    from falcon_lab.config.saved import bench_experiment
     from falcon_lab.measure.results import write_results
     from falcon_lab.studies.bench.batches import bench_batches, format_batches, write_plot
 

@@ -35,10 +35,10 @@ SETTINGS = (
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
-    from falcon_lab.commands.settings import bench_experiment
+    from falcon_lab.config.saved import bench_experiment
     from falcon_lab.measure.results import write_results
+    from falcon_lab.studies.bench import METHODS
     from falcon_lab.studies.bench.decoding import bench_decoding
-    from falcon_lab.studies.bench.loops import METHODS
     from falcon_lab.studies.bench.table import format_bench
 
     overrides = [word for word in arguments if "=" in word]

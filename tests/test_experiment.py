@@ -8,9 +8,10 @@ import pytest
 
 from falcon_lab import experiment
 from falcon_lab.config.load import load_experiment
+from falcon_lab.config.saved import saved_experiment
 from falcon_lab.config.schema import STAGES
 from falcon_lab.errors import FalconLabError
-from falcon_lab.run import Run
+from falcon_lab.run import Run, keep_to_one_device
 
 Called = list[tuple[str, bool]]
 
@@ -61,20 +62,20 @@ def test_a_worker_leaves_after_the_training_and_says_nothing(
 def test_variants_are_refused_several_devices(devices: Any) -> None:
     chosen = load_experiment(None, [f"trainer.devices={devices}"])
     with pytest.raises(FalconLabError, match=r"trainer\.devices is"):
-        experiment.keep_to_one_device(chosen)
+        keep_to_one_device(chosen)
 
 
 @pytest.mark.parametrize("given", [[], ["trainer.devices=1"], ["trainer.devices=[3]"]])
 def test_variants_are_given_one_device(given: list[str]) -> None:
     chosen = load_experiment(None, given)
-    experiment.keep_to_one_device(chosen)
+    keep_to_one_device(chosen)
     assert chosen.trainer["devices"] in (1, [3])
 
 
 def test_variants_are_refused_under_a_launcher_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(FalconLabError, match="one device"):
-        experiment.keep_to_one_device(load_experiment(None, []))
+        keep_to_one_device(load_experiment(None, []))
 
 
 def test_a_runs_folder_is_measured_as_its_own_experiment_says(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_runs_folder_is_measured_as_its_own_experiment_says(tmp_path: Path) ->
     with Run.open(chosen, announce=lambda _: None):
         pass
     for folder in (tmp_path, tmp_path / "drafter"):
-        found = experiment.saved_experiment(folder, ["evaluation.max_new_tokens=5"])
+        found = saved_experiment(folder, ["evaluation.max_new_tokens=5"])
         assert (found.name, found.drafter["block"]) == ("mine", 3)
         assert found.stages == ["evaluate", "report"]
         assert Path(found.out) == tmp_path
@@ -91,7 +92,7 @@ def test_a_runs_folder_is_measured_as_its_own_experiment_says(tmp_path: Path) ->
 
 def test_a_shared_drafter_is_measured_in_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"target": {"name": "org/model", "revision": "abc"}}')
-    found = experiment.saved_experiment(tmp_path, [])
+    found = saved_experiment(tmp_path, [])
     assert (found.target.name, found.target.revision) == ("org/model", "abc")
     assert found.out == f"runs/evaluate-{tmp_path.name}"
     assert set(found.evaluation.methods) == {"chain", "tree"}
@@ -100,4 +101,4 @@ def test_a_shared_drafter_is_measured_in_a_folder_of_its_own(tmp_path: Path) -> 
 
 def test_a_folder_with_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FalconLabError, match="no saved drafter's description"):
-        experiment.saved_experiment(tmp_path, [])
+        saved_experiment(tmp_path, [])

@@ -24,7 +24,7 @@ from falcon_bench.gpu_training import (
     make_target,
     train_plan,
 )
-from falcon_lab.commands.settings import bench_experiment
+from falcon_lab.config.saved import bench_experiment
 from falcon_lab.studies.bench.decoding import bench_decoding
 from falcon_lab.studies.bench.loops import HF, HF_LOOKUP, PLAIN
 

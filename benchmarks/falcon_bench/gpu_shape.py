@@ -37,7 +37,8 @@ from falcon_lab.model.loading import check_target
 from falcon_lab.model.recording import recorder_for
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import FalconConfig, FixedConfig, StaticConfig
-from falcon_lab.studies.bench.loops import HF, HF_STATIC, METHODS, hf_modes
+from falcon_lab.studies.bench import HF, HF_STATIC, METHODS
+from falcon_lab.studies.bench.loops import hf_modes
 from falcon_lab.studies.bench.machine import Machine, PassCost, measure_machine
 from falcon_lab.studies.evaluate import NOTHING, align, number
 from falcon_lab.timing import fastest

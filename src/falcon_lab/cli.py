@@ -22,7 +22,7 @@ from falcon_lab.commands.quiet import third_party_tips_silenced
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.scaffolding.plugin import KINDS as PLUGIN_KINDS
 from falcon_lab.scaffolding.plugin import write_plugin
-from falcon_lab.studies.bench.loops import HF_ASSISTED, METHODS
+from falcon_lab.studies.bench import HF_ASSISTED, METHODS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -231,7 +231,7 @@ def generate(drafter: Path | None, prompt: str | None, no_color: bool, **options
     Without --drafter, decode plainly, or with the training-free drafter of drafter.name=NAME.
     Other options are overrides of a configuration, such as tree.depth=6 or evaluation.top_p=0.9.
     """
-    from falcon_lab.commands.settings import decoding_experiment
+    from falcon_lab.config.saved import decoding_experiment
 
     experiment = decoding_experiment(drafter, engine_overrides(options))
     text = prompt if prompt is not None else sys.stdin.read()
@@ -254,7 +254,7 @@ def check(drafter: Path | None, prompts: int, samples: int, **options: Any) -> N
     Greedy: the same tokens as plain decoding, prompt by prompt. Sampled: total variation from the
     target's own continuations, beside the noise floor that two runs of the target have.
     """
-    from falcon_lab.commands.settings import decoding_experiment
+    from falcon_lab.config.saved import decoding_experiment
 
     experiment = decoding_experiment(drafter, engine_overrides(options))
     from falcon_lab.commands.check import is_lossless
@@ -304,7 +304,7 @@ def bench(
     Every method answers every prompt, in turns. Other arguments are overrides of a configuration,
     such as target.lean=true or evaluation.threads=1; a row of evaluation.methods is measured too.
     """
-    from falcon_lab.commands.settings import bench_experiment
+    from falcon_lab.config.saved import bench_experiment
 
     experiment = bench_experiment(drafter, trees, engine_overrides(options))
     wanted = set(methods or METHODS)
@@ -374,7 +374,7 @@ def tune(
     second. tuned.yaml is then an override: lightning run experiments/csgd.yaml tuned.yaml. Other
     arguments are overrides too, such as target.lean=true or evaluation.threads=1.
     """
-    from falcon_lab.commands.settings import bench_experiment, read_json
+    from falcon_lab.config.saved import bench_experiment, read_json
 
     name, overrides = first_and_rest(words, "a saved drafter's folder")
     drafter = Path(name)

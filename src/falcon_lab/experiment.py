@@ -12,15 +12,12 @@ Each stage leaves its product in the run folder, so that a killed run goes on wh
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from falcon_lab.config.load import load_experiment
+from falcon_lab.config.saved import saved_experiment
 from falcon_lab.config.schema import STAGES, Experiment
-from falcon_lab.errors import FalconLabError
-from falcon_lab.run import CONFIGURATION, Run
+from falcon_lab.run import Run, keep_to_one_device
 
 
 def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
@@ -42,18 +39,22 @@ def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
 
 
 def target(current: Run, *, wanted: bool) -> None:
-    """The frozen target, with what is known of its quality. Every stage needs it."""
+    """Load the frozen target, and what is known of its quality. Every stage needs it."""
+    from falcon_lab.pretraining.quality import gate_sentence
     from falcon_lab.pretraining.target import ensure_target, stored_quality
 
     config = current.experiment.target
     current.target = ensure_target(config, current.announce)
     current.quality = stored_quality(config)
     if wanted:
-        current.announce(f"target {current.target.name}: {current.describe_target()}")
+        size = sum(weight.numel() for weight in current.target.model.parameters()) / 1e6
+        known = f"{size:.1f} M parameters, fingerprint {current.target.fingerprint}"
+        judged = f"; {gate_sentence(current.quality)}" if current.quality else ""
+        current.announce(f"target {current.target.name}: {known}{judged}")
 
 
 def data(current: Run, *, wanted: bool) -> None:
-    """The training data; left out when only an evaluation is wanted."""
+    """Read and pack the training data; left out when only an evaluation is wanted."""
     from falcon_lab.data.stage import prepare_data
 
     experiment = current.experiment
@@ -68,7 +69,7 @@ def data(current: Run, *, wanted: bool) -> None:
 
 
 def distil(current: Run, *, wanted: bool) -> None:
-    """The drafter: trained, or the one that is there."""
+    """Train the drafter and save it; the one that is there is kept."""
     from falcon_lab.distill.stage import train_drafter
 
     if wanted and current.training_done:
@@ -86,19 +87,34 @@ def distil(current: Run, *, wanted: bool) -> None:
 
 
 def evaluate(current: Run, *, wanted: bool) -> None:
-    """The paired measurement of every method."""
+    """Measure every method, paired."""
     from falcon_lab.studies.evaluate import evaluate_methods
 
     if wanted:
-        evaluate_methods(current)
+        evaluate_methods(
+            current.experiment,
+            current.target,
+            current.components,
+            current.folder,
+            trained=current.drafter_folder,
+            quality=current.quality,
+            announce=current.announce,
+        )
 
 
 def report(current: Run, *, wanted: bool) -> None:
-    """Everything that is shown and shared."""
+    """Write everything that is shown and shared."""
     from falcon_lab.report.stage import write_everything
 
     if wanted:
-        write_everything(current)
+        write_everything(
+            current.experiment,
+            current.load_results(),
+            current.folder,
+            drafter=current.drafter_folder if current.training_done else None,
+            tracking=current.tracking,
+            announce=current.announce,
+        )
 
 
 STAGE: dict[str, Callable[..., None]] = {
@@ -130,23 +146,6 @@ def run_variants(
     announce(tabulate(done, done[0][2].parent))
 
 
-def keep_to_one_device(experiment: Experiment) -> None:
-    """A second training in one process cannot start its workers: they would begin with the first.
-
-    Without this, a machine with several GPUs would wait for them for ever.
-
-    Raises:
-        FalconLabError: the trainer asks for several.
-    """
-    devices = experiment.trainer.setdefault("devices", 1)
-    alone = len(devices) == 1 if isinstance(devices, list) else str(devices) == "1"
-    if not alone or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise FalconLabError(
-            f"trainer.devices is {devices}: variants and seeds are trained one after another on "
-            "one device; give one variant at a time several: variants={} seeds=[] seed=0"
-        )
-
-
 def evaluate_saved(
     folder: Path, overrides: Sequence[str], *, announce: Callable[[str], None]
 ) -> Run:
@@ -156,38 +155,3 @@ def evaluate_saved(
         FalconLabError: the folder holds neither.
     """
     return run(saved_experiment(folder, overrides), announce=announce)
-
-
-def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
-    """Let the methods that rely on the run's own drafter find it from another folder."""
-    for method in experiment.evaluation.methods.values():
-        if method.drafter is None and method.drafter_path is None:
-            method.drafter_path = str(run_folder / "drafter")
-
-
-def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
-    """The experiment that evaluates what is in ``folder``.
-
-    A run's folder is measured as its own experiment says. A drafter's folder that was shared is
-    measured by its chain and its default tree, into ``runs/evaluate-NAME``.
-    """
-    from falcon_lab.commands.settings import target_overrides
-
-    stages = "stages=[evaluate, report]"
-    for run_folder in (folder, folder.parent):
-        if (run_folder / CONFIGURATION).exists():
-            fixed = [stages, f"out={json.dumps(str(run_folder))}", "variants={}", "seeds=[]"]
-            experiment = load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
-            if Path(experiment.out) != run_folder:
-                use_drafter_of(run_folder, experiment)
-            return experiment
-    path = json.dumps(str(folder))
-    rows = [
-        f"evaluation.methods.chain.drafter_path={path}",
-        "evaluation.methods.chain.tree.name=chain",
-        f"evaluation.methods.tree.drafter_path={path}",
-        "evaluation.methods.tree.tree.name=static",
-    ]
-    name = f"evaluate-{folder.resolve().name}"
-    known = [f"name={json.dumps(name)}", stages, *target_overrides(folder), *rows]
-    return load_experiment(None, [*known, *overrides])

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from falcon_lab.config.load import dump, to_plain
+from falcon_lab.config.saved import CONFIGURATION
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.discovery import Components, load_components
-from falcon_lab.pretraining.quality import gate_sentence
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
@@ -35,9 +35,6 @@ DECIDES_THE_DRAFTER = (
     "trainer",
 )
 """Sections of the configuration that a trained drafter depends on."""
-
-CONFIGURATION = "experiment.yaml"
-"""The resolved experiment, in the run folder."""
 
 HARMLESS = (
     "trainer.enable_",
@@ -171,12 +168,6 @@ class Run:
         if "distil" in self.experiment.stages:
             write_atomically(self.folder / CONFIGURATION, dump(self.experiment))
 
-    def describe_target(self) -> str:
-        """One line on the target's size and quality."""
-        parameters = sum(p.numel() for p in self.target.model.parameters())
-        size = f"{parameters / 1e6:.1f} M parameters, fingerprint {self.target.fingerprint}"
-        return f"{size}; {gate_sentence(self.quality)}" if self.quality else size
-
 
 def training_facts(experiment: Experiment) -> dict[str, Any]:
     """The dotted keys that decide what drafter comes out, with their values."""
@@ -212,4 +203,21 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], folder: Path) ->
         raise FalconLabError(
             f"{folder}: its drafter was trained with {key}={before.get(key)!r}, not "
             f"{now.get(key)!r}{more}; choose another folder with out=FOLDER, or delete this one"
+        )
+
+
+def keep_to_one_device(experiment: Experiment) -> None:
+    """Refuse several devices: a second training in one process cannot start its workers.
+
+    They would begin with the first training, and a machine with several GPUs would wait for ever.
+
+    Raises:
+        FalconLabError: the trainer asks for several.
+    """
+    devices = experiment.trainer.setdefault("devices", 1)
+    alone = len(devices) == 1 if isinstance(devices, list) else str(devices) == "1"
+    if not alone or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise FalconLabError(
+            f"trainer.devices is {devices}: variants and seeds are trained one after another on "
+            "one device; give one variant at a time several: variants={} seeds=[] seed=0"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,41 +30,42 @@ class Tracked:
 
 
 @pytest.fixture
-def current(tmp_path: Path) -> Any:
-    """A run of training-free methods that was measured."""
+def tracked(tmp_path: Path) -> Tracked:
+    """Loggers of a run that is offline, with curves."""
     history = tmp_path / "history.jsonl"
     history.write_text("".join(json.dumps(record) + "\n" for record in HISTORY))
+    return Tracked(history, tmp_path / "wandb" / "offline-run")
+
+
+def written(tracked: Any, *overrides: str) -> str:
+    """What is said of a report on training-free methods that were measured."""
     results = build_results(measurement(3), experiment=EXPERIMENT, target=TARGET, header=HEADER)
     lines: list[str] = []
-    return SimpleNamespace(
-        experiment=load_experiment(None),
-        folder=tmp_path,
-        drafter_folder=tmp_path / "drafter",
-        training_done=False,
-        load_results=lambda: {"trees": [], **results},
-        tracking=Tracked(history, tmp_path / "wandb" / "offline-run"),
+    write_everything(
+        load_experiment(None, overrides),
+        {"trees": [], **results},
+        tracked.history.parent,
+        drafter=None,
+        tracking=tracked,
         announce=lines.append,
-        lines=lines,
     )
+    [said] = lines
+    return said
 
 
-def test_the_report_is_written_and_every_path_is_said(current: Any) -> None:
-    write_everything(current)
-    [said] = current.lines
-    assert str(current.folder / "report.html") in said
-    assert f"wandb sync {current.folder / 'wandb' / 'offline-run'}" in said
-    assert (current.folder / "report.html").exists()
-    assert len(current.tracking.results) == 1
+def test_the_report_is_written_and_every_path_is_said(tracked: Tracked, tmp_path: Path) -> None:
+    said = written(tracked)
+    assert str(tmp_path / "report.html") in said
+    assert f"wandb sync {tmp_path / 'wandb' / 'offline-run'}" in said
+    assert (tmp_path / "report.html").exists()
+    assert len(tracked.results) == 1
 
 
-def test_without_a_drafter_of_its_own_a_run_has_no_card(current: Any) -> None:
-    write_everything(current)
-    assert current.tracking.drafters == []
-    assert "drafter  " not in current.lines[0]
+def test_without_a_drafter_of_its_own_a_run_has_no_card(tracked: Tracked) -> None:
+    assert "drafter  " not in written(tracked)
+    assert tracked.drafters == []
 
 
-def test_the_html_can_be_left_out(current: Any) -> None:
-    current.experiment.report.html = False
-    write_everything(current)
-    assert not (current.folder / "report.html").exists()
-    assert "report.html" not in current.lines[0]
+def test_the_html_can_be_left_out(tracked: Tracked, tmp_path: Path) -> None:
+    assert "report.html" not in written(tracked, "report.html=false")
+    assert not (tmp_path / "report.html").exists()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from falcon_lab.measure.engines import Methods
+from falcon_lab.config.schema import Experiment
 from falcon_lab.measure.results import build_results
 from falcon_lab.studies import evaluate as stage
 from measuring import EXPERIMENT, HEADER, TARGET, measurement, prompt
@@ -34,15 +32,12 @@ def test_the_device_of_the_evaluation(
 
 
 def test_without_a_speculative_method_no_tree_is_drawn() -> None:
-    current: Any = None
-    assert stage.drawn_trees(current, Methods(), prompt("p", "a"), None) == []
+    assert stage.drawn_trees(Experiment(), {}, prompt("p", "a"), None) == []
 
 
 def test_every_methods_answers_are_written(tmp_path: Path) -> None:
     results = build_results(measurement(2), experiment=EXPERIMENT, target=TARGET, header=HEADER)
-    engine: Any = object()
-    current: Any = SimpleNamespace(folder=tmp_path)
-    stage.save_answers(current, Methods(engines={"chain": engine, "tree": engine}), results)
+    stage.save_answers(tmp_path / "answers", ["plain", "chain", "tree"], results)
     assert sorted(path.name for path in (tmp_path / "answers").iterdir()) == [
         "chain.jsonl",
         "plain.jsonl",

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def evaluate_folder(
 
 def compare_heads(plan: Plan, announce: Callable[[str], None]) -> None:
     """Compare, print the tables, and write the results and the report into the plan's folder."""
-    results = compare(plan, announce)
+    results = compare(plan, announce, partial(experiment.run, announce=announce))
     click.echo(format_comparison(results))
     into = write_results(plan.folder / f"{plan.base.name}.json", results)
     report = write_page(plan.folder / f"{plan.base.name}.html", results)

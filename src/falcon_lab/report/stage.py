@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from falcon_lab.config.schema import Experiment
 from falcon_lab.drafters.saved import CARD, read_config
 from falcon_lab.files import write_atomically
 from falcon_lab.report.card import drafter_card
 from falcon_lab.report.history import read_history
 from falcon_lab.report.report import write_report
-
-if TYPE_CHECKING:
-    from falcon_lab.run import Run
+from falcon_lab.report.tracking import Tracking
 
 
-def write_everything(current: Run) -> None:
-    """report.html, the drafter's card and W&B; then say where they are.
+def write_everything(
+    experiment: Experiment,
+    results: dict[str, Any],
+    folder: Path,
+    *,
+    drafter: Path | None,
+    tracking: Tracking,
+    announce: Callable[[str], None],
+) -> None:
+    """Write report.html and the drafter's card, log to W&B, and name what was written.
 
     ``results.json`` is written when the evaluation ends, so that nothing measured is lost.
+
+    Args:
+        experiment: what was run.
+        results: content of ``results.json``.
+        folder: of the run.
+        drafter: folder of the run's own drafter; None when it trained none.
+        tracking: the run's loggers.
+        announce: takes one line for the user at a time.
     """
-    results = current.load_results()
-    history = read_history(current.tracking.history)
     shown = []
-    if current.experiment.report.html:
-        report = write_report(current.folder, results, history, results["trees"])
+    if experiment.report.html:
+        history = read_history(tracking.history)
+        report = write_report(folder, results, history, results["trees"])
         shown.append(f"report   {report}")
-    if current.training_done:
-        card = drafter_card(results, read_config(current.drafter_folder))
-        write_atomically(current.drafter_folder / CARD, card)
-        shown.append(f"drafter  {current.drafter_folder}")
-        current.tracking.log_drafter(
-            current.drafter_folder,
-            head=current.experiment.drafter["name"],
-            target=current.experiment.target.name,
+    if drafter is not None:
+        write_atomically(drafter / CARD, drafter_card(results, read_config(drafter)))
+        shown.append(f"drafter  {drafter}")
+        tracking.log_drafter(
+            drafter,
+            head=experiment.drafter["name"],
+            target=experiment.target.name,
             metadata={"target": results["target"], "versions": results["versions"]},
         )
-    current.tracking.log_results(results, results["trees"])
-    if folder := current.tracking.offline_folder:
-        shown.append(f"W&B      {folder}  (send it with: wandb sync {folder})")
-    current.announce("\n".join(shown))
+    tracking.log_results(results, results["trees"])
+    if offline := tracking.offline_folder:
+        shown.append(f"W&B      {offline}  (send it with: wandb sync {offline})")
+    announce("\n".join(shown))

@@ -11,7 +11,8 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.sampling import Sampling
-from falcon_lab.studies.bench.loops import HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS, hf_modes
+from falcon_lab.studies.bench import HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS
+from falcon_lab.studies.bench.loops import hf_modes
 from tiny_models import tiny_target
 
 THEIRS = [HF, HF_STATIC, HF_ASSISTED, HF_LOOKUP]

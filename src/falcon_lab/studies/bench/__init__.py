@@ -1,1 +1,21 @@
-"""The measurement of decoding loops."""
+"""What a benchmark can compare, by the names that the command line knows. Imports no torch."""
+
+from __future__ import annotations
+
+HF = "hf"
+HF_STATIC = "hf-static"
+HF_ASSISTED = "hf-assisted"
+HF_LOOKUP = "hf-lookup"
+PLAIN = "plain"
+DRAFTER = "drafter"
+
+METHODS: dict[str, str] = {
+    HF: "HF generate",
+    HF_STATIC: "HF static cache",
+    HF_ASSISTED: "HF assisted",
+    HF_LOOKUP: "HF prompt lookup",
+    PLAIN: "plain",
+    DRAFTER: "the drafter's trees",
+}
+"""Method -> name of its row. ``plain``, the baseline, is always measured; to ask for it adds the
+same loop through the target's other forward pass. ``drafter`` is a row for each tree."""

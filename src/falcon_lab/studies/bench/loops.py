@@ -1,9 +1,4 @@
-"""What a benchmark can compare, by the names that the command line knows. Imports no torch.
-
-Hugging Face's ways to decode, as rows of a benchmark.
-
-Our own loops, as rows of a benchmark.
-"""
+"""Hugging Face's ways to decode, and our own loops, as rows of a benchmark."""
 
 from __future__ import annotations
 
@@ -20,29 +15,11 @@ from falcon_lab.measure.engines import build_methods
 from falcon_lab.measure.hf_generate import HfGenerate
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.loading import check_target
+from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS, PLAIN
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
-
-HF = "hf"
-HF_STATIC = "hf-static"
-HF_ASSISTED = "hf-assisted"
-HF_LOOKUP = "hf-lookup"
-PLAIN = "plain"
-DRAFTER = "drafter"
-
-METHODS: dict[str, str] = {
-    HF: "HF generate",
-    HF_STATIC: "HF static cache",
-    HF_ASSISTED: "HF assisted",
-    HF_LOOKUP: "HF prompt lookup",
-    PLAIN: "plain",
-    DRAFTER: "the drafter's trees",
-}
-"""Method -> name of its row. ``plain``, the yardstick, is always measured; to ask for it adds the
-same loop through the target's other forward pass. ``drafter`` is a row for each tree."""
-
 
 LOOKUP_TOKENS = 10
 """Tokens that a lookup proposes: what Hugging Face's candidate generator takes by itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from falcon_lab.studies.bench.loops import HF, METHODS
+from falcon_lab.studies.bench import HF, METHODS
 from falcon_lab.studies.evaluate import (
     NOTHING,
     align,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from falcon_lab import experiment
 from falcon_lab.config.schema import Experiment, MethodConfig, Node
 from falcon_lab.decoding.compiling import choose_drafter
 from falcon_lab.decoding.engine import SpeculativeEngine
@@ -23,7 +22,7 @@ from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.engines import drafter_of, engine_of, label
 from falcon_lab.report.history import read_history
 from falcon_lab.report.tracking import HISTORY
-from falcon_lab.run import Run
+from falcon_lab.run import Run, keep_to_one_device
 from falcon_lab.studies.compare.budgets import NodeBudget
 from falcon_lab.studies.compare.plan import Head, Plan
 
@@ -34,8 +33,15 @@ if TYPE_CHECKING:
 PART = "train/time/"
 
 
-def train_heads(plan: Plan, announce: Callable[[str], None]) -> None:
+def train_heads(
+    plan: Plan, announce: Callable[[str], None], train: Callable[[Experiment], object]
+) -> None:
     """Train every head with every seed, as far as that has not been done.
+
+    Args:
+        plan: of the comparison.
+        announce: takes one line for the user at a time.
+        train: runs an experiment.
 
     Raises:
         FalconLabError: a folder holds a drafter of other settings, or a training went astray.
@@ -43,13 +49,13 @@ def train_heads(plan: Plan, announce: Callable[[str], None]) -> None:
     pending = len(plan.pending)
     for head in (head for head in plan.heads if not head.drafters_of):
         for seed, run in head.experiments.items() if head.trains else ():
-            experiment.keep_to_one_device(run)
+            keep_to_one_device(run)
             if head.trained(seed):
                 with Run.open(run, announce=announce):
                     continue  # its settings are those of the folder
             announce(f"== {head.name}, seed {seed} ({pending} to train)")
             pending -= 1
-            experiment.run(run, announce=announce)
+            train(run)
 
 
 def training_facts(head: Head, seed: int) -> dict[str, Any]:

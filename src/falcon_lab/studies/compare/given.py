@@ -12,6 +12,7 @@ from pathlib import Path
 
 from falcon_lab.config.load import DEFAULT_NAMES, load_experiment
 from falcon_lab.config.overrides import Origin, apply_overrides, parse_overrides
+from falcon_lab.config.saved import CONFIGURATION
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.fields import resolve
@@ -21,7 +22,6 @@ from falcon_lab.studies.compare.config import COMPARISON_KEYS, ComparisonConfig
 from falcon_lab.studies.compare.loading import finished_plan
 from falcon_lab.studies.compare.plan import Head, Plan
 
-CONFIGURATION = "experiment.yaml"
 BUDGETS = ["chain-4", "tree-16", "own"]
 """What runs are compared with where nothing else is said."""
 

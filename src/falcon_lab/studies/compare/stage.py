@@ -11,6 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from falcon_lab.config.load import to_plain
+from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.compiling import choose_target
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
@@ -42,12 +43,15 @@ PUBLISHED = {
 """Metric -> its value as papers print it."""
 
 
-def compare(plan: Plan, announce: Callable[[str], None]) -> dict[str, Any]:
+def compare(
+    plan: Plan, announce: Callable[[str], None], train: Callable[[Experiment], object]
+) -> dict[str, Any]:
     """Run a comparison, from wherever an earlier one stopped.
 
     Args:
         plan: of the comparison.
         announce: takes one line for the user at a time.
+        train: runs the experiment of one head and seed.
 
     Returns:
         The content of its results file; see ``docs/comparison-schema.md``.
@@ -58,7 +62,7 @@ def compare(plan: Plan, announce: Callable[[str], None]) -> dict[str, Any]:
     same_target(plan)
     with holding(plan.folder):
         if not plan.given:
-            train_heads(plan, announce)
+            train_heads(plan, announce, train)
         components = load_components()
         arena, quality = enter(plan, components, announce)
         header = provenance.header(arena.target, threads=plan.base.evaluation.threads)

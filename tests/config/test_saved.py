@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.commands.settings import bench_experiment, decoding_experiment
+from falcon_lab.config.saved import bench_experiment, decoding_experiment
 from falcon_lab.errors import ConfigError, FalconLabError
 
 
