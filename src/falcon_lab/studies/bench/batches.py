@@ -28,7 +28,7 @@ from falcon_lab.measure.engines import build_methods, prompts_of, sampling_of, s
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.report.plots import BASELINE, COLOURS, STYLE
-from falcon_lab.studies.bench.loops import PLAIN
+from falcon_lab.studies.bench import PLAIN
 from falcon_lab.studies.evaluate import align, name_of, number
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
