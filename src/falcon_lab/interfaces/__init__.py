@@ -1,0 +1,97 @@
+"""What each kind of component does, and the values that pass between them.
+
+A plug-in author reads this package and ``plugins/hooks.py``. A component derives from the class of
+its kind and overrides what it needs; one that does not is given that class's defaults when it is
+built.
+
+Positions. ``features[t]`` (h_t) is what the target feeds to its LM head after reading token x_t, so
+``head(h_t)`` predicts x_{t+1}. A drafter reads pairs (x_{t+1}, h_t): the token one step ahead next
+to the feature, as EAGLE and Falcon do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from falcon_lab.interfaces.decoding import (
+    Acceptance,
+    AcceptanceRule,
+    Budget,
+    DraftOutput,
+    Frontier,
+    LengthController,
+    PaddedAcceptance,
+    RoundContext,
+    RoundOutcome,
+    TreeBuilder,
+)
+from falcon_lab.interfaces.drafting import (
+    Announce,
+    BuildContext,
+    Compiled,
+    ComponentBuilder,
+    Drafter,
+    DrafterHost,
+    DraftSequences,
+    Observation,
+    Outputs,
+    PassCompiler,
+    Recorder,
+    Run,
+    TrainableDrafter,
+    is_trainable,
+)
+from falcon_lab.interfaces.training import (
+    DrafterInputs,
+    GlanceRows,
+    GlancingSchedule,
+    LabelledRows,
+    Objective,
+    Prediction,
+    Reveal,
+)
+
+__all__ = [
+    "BASES",
+    "Acceptance",
+    "AcceptanceRule",
+    "Announce",
+    "Budget",
+    "BuildContext",
+    "Compiled",
+    "ComponentBuilder",
+    "DraftOutput",
+    "DraftSequences",
+    "Drafter",
+    "DrafterHost",
+    "DrafterInputs",
+    "Frontier",
+    "GlanceRows",
+    "GlancingSchedule",
+    "LabelledRows",
+    "LengthController",
+    "Objective",
+    "Observation",
+    "Outputs",
+    "PaddedAcceptance",
+    "PassCompiler",
+    "Prediction",
+    "Recorder",
+    "Reveal",
+    "RoundContext",
+    "RoundOutcome",
+    "Run",
+    "TrainableDrafter",
+    "TreeBuilder",
+    "is_trainable",
+]
+
+BASES: Mapping[str, type] = {
+    "drafter": Drafter,
+    "schedule": GlancingSchedule,
+    "tree_builder": TreeBuilder,
+    "acceptance_rule": AcceptanceRule,
+    "controller": LengthController,
+    "objective": Objective,
+}
+"""The class of each kind of component that is an object; the registry fills in its defaults."""
