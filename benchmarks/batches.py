@@ -5,7 +5,7 @@
 DRAFTER is a saved drafter's folder (``runs/csgd/drafter``); ``clock=cpu`` counts the time that a
 core worked for this process, for a machine that is busy; any other key is the configuration's.
 The table is printed; results and a picture go to ``benchmarks/results/DATE-batches-DEVICE.json``
-and ``….png``.
+and ``….svg``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
     from falcon_lab.config.saved import bench_experiment
     from falcon_lab.measure.results import write_results
-    from falcon_lab.studies.bench.batches import bench_batches, format_batches, write_plot
+    from falcon_lab.studies.bench.batches import bench_batches
+    from falcon_lab.studies.bench.report import format_batches, write_batches_plot
 
     drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
     settings, overrides = split([word for word in arguments if "=" in word])
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     print(format_batches(results))
     device = results["hardware"]["device"].partition(":")[0]
     name = f"{datetime.now(UTC).date()}-batches-{device}"
-    write_plot(folder / f"{name}.png", results)
+    write_batches_plot(folder / f"{name}.svg", results)
     return write_results(folder / f"{name}.json", results)
 
 

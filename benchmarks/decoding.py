@@ -39,7 +39,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.measure.results import write_results
     from falcon_lab.studies.bench import METHODS
     from falcon_lab.studies.bench.decoding import bench_decoding
-    from falcon_lab.studies.bench.table import format_bench
+    from falcon_lab.studies.bench.report import format_bench
 
     overrides = [word for word in arguments if "=" in word]
     trees = [word for word in arguments if word.endswith(".yaml") and "=" not in word]

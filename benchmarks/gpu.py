@@ -59,7 +59,7 @@ def real(words: Sequence[str], folder: Path) -> Path | None:
     """The second check."""
     from falcon_bench.gpu_real import bench_real
     from falcon_bench.gpu_training import TOY, Plan
-    from falcon_lab.studies.bench.table import format_bench
+    from falcon_lab.studies.bench.report import format_bench
 
     quietly()
     values = pairs(words)

@@ -6,7 +6,7 @@ Keys: ``turns=40`` for each pass, ``threads=1``, ``nodes=1,2,4,…,64``, ``conte
 ``batches=1,2,4,8,16``, ``vocabularies=512,…,131072``, and ``tree=8`` and ``context=256`` where
 something else grows; any other key is the configuration's, as ``target.name=…``. The target is the
 main job's, through the lean forward, and so is the drafter, with random weights. The table is
-printed; results and a picture go to ``benchmarks/results/DATE-scaling-DEVICE.json`` and ``….png``.
+printed; results and a picture go to ``benchmarks/results/DATE-scaling-DEVICE.json`` and ``….svg``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     print(format_scaling(results))
     name = f"{datetime.now(UTC).date()}-scaling-{target.device.type}"
     path = write_results(folder / f"{name}.json", results)
-    write_plot(folder / f"{name}.png", results)
+    write_plot(folder / f"{name}.svg", results)
     return path
 
 

@@ -23,7 +23,7 @@ from falcon_lab.model.attention.choosing import (
     time_attention,
 )
 from falcon_lab.model.attention.merged import Merged
-from falcon_lab.studies.evaluate import align
+from falcon_lab.report.tables import Table
 
 CONTEXTS = (512, 4096, 16384, 32768)
 ROWS = (1, 16, 64)
@@ -102,16 +102,17 @@ def difference(backends: Mapping[str, Backend], shape: AttentionShape, timing: T
 
 
 def format_attention(results: Mapping[str, Any]) -> str:
-    """A table for every shape: milliseconds of a layer, and how many times sdpa's speed."""
+    """Write a table for every shape: milliseconds of a layer, and how many times sdpa's speed."""
     tables = []
     for name, measured in results["shapes"].items():
         names = list(dict.fromkeys(timing["backend"] for timing in measured["timings"]))
-        table = [["context", "rows", *names]]
+        rows = []
         for at in dict.fromkeys((t["context"], t["rows"]) for t in measured["timings"]):
             cells = [t for t in measured["timings"] if (t["context"], t["rows"]) == at]
-            table.append([*map(str, at), *map(_cell, cells)])
+            rows.append([*at, *map(_cell, cells)])
         left_out = [f"{kernel}: {reason}" for kernel, reason in measured["left_out"].items()]
-        tables.append("\n".join([f"{name} (ms a layer)", align(table), *left_out]))
+        table = Table.of(("context", "rows", *names), rows)
+        tables.append("\n".join([f"{name} (ms a layer)", table.text(), *left_out]))
     return "\n\n".join(tables)
 
 

@@ -50,9 +50,9 @@ from falcon_lab.plugins.builtins import CsgdConfig, FalconConfig, FalconObjectiv
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.target import ensure_target
+from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.studies.bench.machine import Machine, measure_machine
 from falcon_lab.studies.bench.memory import peak_of
-from falcon_lab.studies.evaluate import NOTHING, align
 from falcon_lab.timing import Stopwatch
 from falcon_lab.training import train
 
@@ -259,33 +259,29 @@ if __name__ == "__main__":
     main(sys.argv[1])
 
 
-SPEED = (
-    "loop",
-    "ms a step",
-    "CPU ms",
-    "tok/s studied",
-    "ours is",
-    "utilisation %",
-    "loss differs by",
-)
-MEMORY = ("way", "V", "H", "B x T", "growth MiB", "s", "loss")
 MIB = 2**20
+SPEED = (
+    Column("loop", "name"),
+    Column("ms a step", "seconds_per_step", decimals(0, scale=1000)),
+    Column("CPU ms", "cpu_seconds_per_step", decimals(0, scale=1000)),
+    Column("tok/s trained on", "tokens_per_second", decimals(0)),
+    Column("ours is", "ours_is_faster", decimals(2, unit="×")),
+    Column("utilisation %", "utilisation", percent(1)),
+    Column("loss differs by", "loss_difference", "{:.1e}".format),
+)
+MEMORY = (
+    Column("way", lambda m: "whole" if m["shape"]["whole"] else f"{m['shape']['logits_mib']} MiB"),
+    Column("V", lambda m: m["shape"]["vocabulary"]),
+    Column("H", lambda m: m["shape"]["hidden"]),
+    Column("B x T", lambda m: m["shape"]["sequences"] * m["shape"]["length"]),
+    Column("growth MiB", lambda m: m.get("growth"), decimals(0, scale=1 / MIB)),
+    Column("s", lambda m: m.get("seconds"), decimals(1)),
+    Column("loss", lambda m: m["error"] if "error" in m else f"{m['loss']:.6f}", left=True),
+)
 
 
 def format_speed(results: Mapping[str, Any]) -> str:
-    """The table of ``bench_distillation``'s results."""
-    rows = [
-        (
-            name,
-            f"{1000 * loop['seconds_per_step']:.0f}",
-            f"{1000 * loop['cpu_seconds_per_step']:.0f}",
-            f"{loop['tokens_per_second']:.0f}",
-            f"{loop['ours_is_faster']:.2f}×",
-            f"{100 * loop['utilisation']:.1f}",
-            f"{loop['loss_difference']:.1e}",
-        )
-        for name, loop in results["loops"].items()
-    ]
+    """Write the table of ``bench_distillation``'s results."""
     whole = sum(results["parts"].values())
     parts = ", ".join(f"{n} {100 * s / whole:.1f} %" for n, s in results["parts"].items())
     machine = results["machine"]
@@ -295,26 +291,13 @@ def format_speed(results: Mapping[str, Any]) -> str:
         f"{machine['operations_per_second'] / 1e9:.0f} GFLOP/s in a matrix product, "
         f"{results['hardware']['threads']} threads.",
     ]
-    return "\n\n".join([align([SPEED, *rows]), "\n".join(notes)])
+    loops = [{"name": name, **loop} for name, loop in results["loops"].items()]
+    return Table(SPEED, loops, notes).text()
 
 
 def format_memory(found: Sequence[Mapping[str, Any]]) -> str:
-    """The table of what ``measure_apart`` found."""
-    rows = []
-    for each in found:
-        shape = each["shape"]
-        if "error" in each:
-            figures: tuple[str, ...] = (NOTHING, NOTHING, each["error"])
-        else:
-            figures = (
-                f"{each['growth'] / MIB:.0f}",
-                f"{each['seconds']:.1f}",
-                f"{each['loss']:.6f}",
-            )
-        tokens = str(shape["sequences"] * shape["length"])
-        way = "whole" if shape["whole"] else f"{shape['logits_mib']} MiB"
-        rows.append((way, str(shape["vocabulary"]), str(shape["hidden"]), tokens, *figures))
-    return align([MEMORY, *rows])
+    """Write the table of what ``measure_apart`` found."""
+    return Table(MEMORY, found).text()
 
 
 OURS = "ours"

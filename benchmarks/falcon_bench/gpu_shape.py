@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_bench.gpu_timing import Rate, rates, write
+from falcon_bench.gpu_timing import PARTS, Rate, rates, write
 from falcon_bench.shapes import Assumed
 from falcon_lab.controllers import Fixed
 from falcon_lab.decoding.engine import SpeculativeEngine
@@ -37,10 +37,10 @@ from falcon_lab.model.loading import check_target
 from falcon_lab.model.recording import recorder_for
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import FalconConfig, FixedConfig, StaticConfig
+from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.studies.bench import HF, HF_STATIC, METHODS
 from falcon_lab.studies.bench.loops import hf_modes
 from falcon_lab.studies.bench.machine import Machine, PassCost, measure_machine
-from falcon_lab.studies.evaluate import NOTHING, align, number
 from falcon_lab.timing import fastest
 from falcon_lab.trees.template_tree import StaticTree
 
@@ -357,25 +357,40 @@ class Bench:
         return SpeculativeEngine(self.graphs, self.drafter, tree, rule, fixed)
 
 
-LOOPS = ("loop", "ms/token", "tok/s", "of floor %", "over HF", "overhead %")
-PASSES = ("rows", "graphs ms", "× one row", "eager ms", "× one row", "floor ms")
+def _round_part(part: str) -> Column:
+    header = "other ms" if part == PARTS[-1] else part
+    return Column(header, lambda row: row["round"][part], decimals(3, scale=1000))
+
+
+LOOPS = (
+    Column("loop", "name"),
+    Column("ms/token", "seconds", decimals(3, scale=1000)),
+    Column("tok/s", "tokens_per_second", decimals(1)),
+    Column("of floor %", "floor_reached", percent(1)),
+    Column("over HF", "over_hf", decimals(2, unit="×")),
+    Column("overhead %", "overhead", decimals(1)),
+)
+PASSES = (
+    Column("rows", "nodes"),
+    Column("graphs ms", "graphs", decimals(3)),
+    Column("× one row", "graphs_over_one", decimals(2)),
+    Column("eager ms", "eager", decimals(3)),
+    Column("× one row", "eager_over_one", decimals(2)),
+    Column("floor ms", "floor", decimals(3)),
+)
 ASSUMED = (
-    "drafts a round (assumed)",
-    "tok/s",
-    "over plain",
-    "τ",
-    "draft",
-    "verify",
-    "accept",
-    "commit",
-    "other ms",
-    "overhead %",
-    "drafter pass, % of the target's",
+    Column("drafts a round (assumed)", lambda row: f"{row['drafts']:.2f} ({row['source']})"),
+    Column("tok/s", "tokens_per_second", decimals(1)),
+    Column("over plain", "over_plain", decimals(2, unit="×")),
+    Column("τ", "tau", decimals(2)),
+    *map(_round_part, PARTS),
+    Column("overhead %", "overhead", decimals(1)),
+    Column("drafter pass, % of the target's", "draft_pass_share", decimals(1)),
 )
 
 
 def format_shape(results: Mapping[str, Any]) -> str:
-    """Three tables for every context, and what the machine is.
+    """Write three tables for every context, and what the machine is.
 
     Args:
         results: of ``bench_shape``.
@@ -387,58 +402,26 @@ def format_shape(results: Mapping[str, Any]) -> str:
         f"{results['cost']['weight_bytes'] / 1e9:.2f} GB of weights, random"
     ]
     for found in results["contexts"]:
-        blocks += [f"context {found['context']}", _loops(found), _passes(found), _assumed(found)]
+        tables = (_loops(found), Table(PASSES, found["passes"]), Table(ASSUMED, found["assumed"]))
+        blocks += [f"context {found['context']}", *map(str, tables)]
         blocks += [f"left out: {name} ({why})" for name, why in found["left_out"].items()]
     return "\n\n".join([*blocks, *results["notes"]])
 
 
-def _loops(found: Mapping[str, Any]) -> str:
+def _loops(found: Mapping[str, Any]) -> Table:
+    """Return the table of the loops, each beside Hugging Face's."""
     theirs = found["loops"].get(METHODS[HF])
-    rows = [
-        (
-            name,
-            number(1000 * rate["seconds"], 3),
-            number(rate["tokens_per_second"], 1),
-            number(100 * rate["floor_reached"], 1),
-            f"{theirs['seconds'] / rate['seconds']:.2f}×" if theirs else NOTHING,
-            number(rate["overhead"], 1),
-        )
-        for name, rate in found["loops"].items()
-    ]
-    return align([LOOPS, *rows])
-
-
-def _passes(found: Mapping[str, Any]) -> str:
-    rows = [
-        (
-            str(row["nodes"]),
-            number(row["graphs"], 3),
-            f"{row['graphs_over_one']:.2f}",
-            number(row["eager"], 3),
-            f"{row['eager_over_one']:.2f}",
-            number(row["floor"], 3),
-        )
-        for row in found["passes"]
-    ]
-    return align([PASSES, *rows])
-
-
-def _assumed(found: Mapping[str, Any]) -> str:
-    rows = []
-    for row in found["assumed"]:
-        split = [number(1000 * seconds, 3) for seconds in row["round"].values()]
-        rows.append(
-            (
-                f"{row['drafts']:.2f} ({row['source']})",
-                number(row["tokens_per_second"], 1),
-                f"{row['over_plain']:.2f}×",
-                number(row["tau"], 2),
-                *split,
-                number(row["overhead"], 1),
-                number(row["draft_pass_share"], 1),
-            )
-        )
-    return align([ASSUMED, *rows])
+    return Table(
+        LOOPS,
+        [
+            {
+                **rate,
+                "name": name,
+                "over_hf": theirs["seconds"] / rate["seconds"] if theirs else None,
+            }
+            for name, rate in found["loops"].items()
+        ],
+    )
 
 
 def verdicts(results: Mapping[str, Any]) -> list[str]:

@@ -2,8 +2,6 @@
 
 All passes of all sizes take turns in one process, so that a slow moment of the machine falls on
 every size alike; a figure is the median of its turns.
-
-The curves of ``scaling.py`` as a picture: what was measured, and the straight line beside it.
 """
 
 from __future__ import annotations
@@ -16,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from falcon_lab.files import replacing
+from falcon_lab.files import write_atomically
 from falcon_lab.measure import provenance
 from falcon_lab.measure.pass_costs import Probe, Sizes, once, probes_of
-from falcon_lab.report.plots import COLOURS, STYLE
-from falcon_lab.studies.evaluate import align
+from falcon_lab.report.plots import Curve, Panel, colours_of, line_plot
+from falcon_lab.report.tables import Column, Table, percent
 from falcon_lab.timing import in_turns
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from falcon_lab.config.schema import Node
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
@@ -133,22 +129,28 @@ def curves(probes: Sequence[Probe], seconds: Sequence[Sequence[float]]) -> list[
     ]
 
 
+def _end(place: int) -> Callable[[Mapping[str, Any]], str]:
+    def cell(curve: Mapping[str, Any]) -> str:
+        point = curve["points"][place]
+        return f"{point['size']}: {1000 * point['seconds']:.3g} ms"
+
+    return cell
+
+
+CURVES = (
+    Column("along", "along"),
+    Column("pass", "what"),
+    Column("from", _end(0)),
+    Column("to", _end(-1)),
+    Column("fixed", lambda curve: f"{1000 * curve['line']['intercept']:.3g} ms"),
+    Column("each", lambda curve: f"{1e6 * curve['line']['slope']:.4g} µs"),
+    Column("off the line", lambda curve: curve["line"]["deviation"], percent(unit=" %")),
+)
+
+
 def format_scaling(results: Mapping[str, Any]) -> str:
-    """One row for every curve: its ends, and its line."""
-    table = [["along", "pass", "from", "to", "fixed", "each", "off the line"]]
-    for curve in results["curves"]:
-        first, last, line = curve["points"][0], curve["points"][-1], curve["line"]
-        table.append(
-            [
-                curve["along"],
-                curve["what"],
-                *(f"{p['size']}: {1000 * p['seconds']:.3g} ms" for p in (first, last)),
-                f"{1000 * line['intercept']:.3g} ms",
-                f"{1e6 * line['slope']:.4g} µs",
-                f"{100 * line['deviation']:.0f} %",
-            ]
-        )
-    return align(table)
+    """Write one row for every curve: its ends, and its line."""
+    return Table(CURVES, results["curves"]).text()
 
 
 AXES = {
@@ -162,66 +164,49 @@ SPREAD = 64
 
 
 def write_plot(path: Path, results: Mapping[str, Any]) -> Path:
-    """A PNG with one panel for everything that grows."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    """Write an SVG with one panel for everything that grows: the points and the lines beside."""
+    colours = colours_of(list(dict.fromkeys(curve["what"] for curve in results["curves"])))
+    along: dict[str, list[Mapping[str, Any]]] = {}
+    for curve in results["curves"]:
+        along.setdefault(curve["along"], []).append(curve)
+    panels = [_panel(name, curves, colours) for name, curves in along.items()]
+    return write_atomically(path, line_plot(panels, "scaling", width=10, height=3.6))
 
-    along = list(dict.fromkeys(curve["along"] for curve in results["curves"]))
-    colours = dict(
-        zip(dict.fromkeys(curve["what"] for curve in results["curves"]), COLOURS, strict=False)
+
+def _panel(name: str, found: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> Panel:
+    ticks = sorted({point["size"] for curve in found for point in curve["points"]})
+    wide = ticks[-1] >= SPREAD * ticks[0]
+    return Panel(
+        [line for curve in found for line in _curves(curve, colours[curve["what"]])],
+        f"Along the {name}",
+        AXES.get(name, name),
+        "ms a pass",
+        ticks=ticks if wide else (),
+        log="xy" if wide else "",
+        bottom=None if wide else 0,
+        headroom=2.5 if wide else 1.35,
     )
-    with rc_context(STYLE):
-        figure = Figure(figsize=(10, 3.6 * -(-len(along) // 2)), layout="constrained", dpi=110)
-        panels = figure.subplots(-(-len(along) // 2), 2, squeeze=False).flat
-        for panel, name in zip(panels, along, strict=False):
-            found = [curve for curve in results["curves"] if curve["along"] == name]
-            for curve in found:
-                _curve(panel, curve, colours[curve["what"]])
-            _dress(panel, name, [point["size"] for curve in found for point in curve["points"]])
-        for panel in list(panels):
-            panel.set_visible(False)
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format="png", metadata={"Software": None})
-    return path
 
 
-def _curve(axis: Axes, curve: Mapping[str, Any], colour: str) -> None:
-    points, line = curve["points"], curve["line"]
-    sizes = [point["size"] for point in points]
-    middle = [1000 * point["seconds"] for point in points]
-    spread = [
-        [1000 * (point["seconds"] - point["low"]) for point in points],
-        [1000 * (point["high"] - point["seconds"]) for point in points],
-    ]
+def _curves(curve: Mapping[str, Any], colour: str) -> tuple[Curve, Curve]:
+    """Return what was measured, and the straight line beside it."""
+    line = curve["line"]
+    sizes, middle, low, high = (
+        [factor * point[key] for point in curve["points"]]
+        for key, factor in (("size", 1), ("seconds", 1000), ("low", 1000), ("high", 1000))
+    )
     label = (
         f"{curve['what']}: {1000 * line['intercept']:.3g} ms + {_micro(line['slope'])} µs each"
         f" (± {100 * line['deviation']:.0f} %)"
     )
-    axis.errorbar(
-        sizes, middle, yerr=spread, fmt="o", markersize=4, color=colour, linewidth=1, label=label
-    )
     smooth = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 60) for step in range(61)]
     fitted = [1000 * (line["intercept"] + line["slope"] * size) for size in smooth]
-    axis.plot(smooth, fitted, color=colour, linestyle="--", linewidth=1.2)
+    return (
+        Curve(sizes, middle, colour, label, low, high, interval="whiskers", style=""),
+        Curve(smooth, fitted, colour, style="--", marker=""),
+    )
 
 
 def _micro(seconds: float) -> str:
-    """Microseconds with two figures, never as a power of ten."""
+    """Write microseconds with two figures, never as a power of ten."""
     return f"{1e6 * seconds:.0f}" if seconds >= 1e-5 else f"{1e6 * seconds:.2g}"
-
-
-def _dress(axis: Axes, name: str, sizes: list[int]) -> None:
-    axis.set_title(f"Along the {name}")
-    axis.set_xlabel(AXES.get(name, name))
-    axis.set_ylabel("ms a pass")
-    if max(sizes) >= SPREAD * min(sizes):
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        ticks = sorted(set(sizes))
-        axis.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
-        axis.minorticks_off()
-    else:
-        axis.set_ylim(bottom=0)
-    axis.legend(loc="upper left", fontsize=8)
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high * (2.5 if axis.get_yscale() == "log" else 1.35))

@@ -9,9 +9,9 @@ import click
 
 from falcon_lab.config.schema import Experiment
 from falcon_lab.measure.results import write_results
-from falcon_lab.studies.bench.batches import bench_batches, format_batches
+from falcon_lab.studies.bench.batches import bench_batches
 from falcon_lab.studies.bench.decoding import bench_decoding
-from falcon_lab.studies.bench.table import format_bench
+from falcon_lab.studies.bench.report import format_batches, format_bench
 
 
 def bench(

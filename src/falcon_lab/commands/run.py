@@ -22,10 +22,9 @@ from falcon_lab.data.corpora import corpus
 from falcon_lab.data.view import spans
 from falcon_lab.measure.results import write_results
 from falcon_lab.pretraining.target import ensure_target
-from falcon_lab.studies.compare.page import write_page
 from falcon_lab.studies.compare.plan import Plan
+from falcon_lab.studies.compare.report import format_comparison, write_page
 from falcon_lab.studies.compare.stage import compare
-from falcon_lab.studies.compare.table import format_comparison
 
 
 def run_all(everything: list[tuple[str, int, Experiment]], announce: Callable[[str], None]) -> None:

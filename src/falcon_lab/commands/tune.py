@@ -10,8 +10,8 @@ import click
 from falcon_lab.config.schema import Experiment
 from falcon_lab.measure.results import write_results
 from falcon_lab.studies.tune.fragment import write_fragment
+from falcon_lab.studies.tune.report import format_tune, write_plots
 from falcon_lab.studies.tune.stage import Limits, tune
-from falcon_lab.studies.tune.table import format_tune, write_plots
 
 YAML, JSON = "tuned.yaml", "tune.json"
 

@@ -1,54 +1,65 @@
-"""What every page has: its frame, its lists, and where its figures come from."""
+"""Pages and cards from the templates beside this file.
+
+HTML is escaped but for our own plots and tables, so that no name, text or token is taken for
+markup; a page is one file that opens anywhere, without network.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from html import escape
-from importlib.resources import files
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
-def page(title: str, body: str) -> str:
-    """A whole HTML file that opens anywhere, without network."""
-    style = files("falcon_lab.report").joinpath("report.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)} · falcon-lab</title>\n<style>\n{style}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+@cache
+def templates() -> Environment:
+    """Return the environment of all templates; a name that a template lacks is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    found = Environment(
+        loader=PackageLoader("falcon_lab", "report/templates"),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    found.filters["json"] = _json
+    return found
 
 
-def header(kicker: str, headline: str, lead: str) -> str:
-    """The top of a page."""
-    return (
-        f'<header><p class="kicker">falcon-lab · {escape(kicker)}</p>\n'
-        f"<h1>{escape(headline)}</h1>\n"
-        f'<p class="lead">{escape(lead)}</p></header>'
-    )
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
-def banner(warnings: list[str]) -> str:
-    """What must be read first."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in warnings)
-    return f'<div class="warning"><strong>Read this first</strong><ul>{items}</ul></div>'
+def render(template: str, **data: Any) -> str:
+    """Fill a template.
+
+    Args:
+        template: its file's name.
+        data: what it shows.
+    """
+    return templates().get_template(template).render(**data)
 
 
-def listing(items: Mapping[str, Any]) -> str:
-    """Terms with what they mean."""
-    lines = [f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in items.items()]
-    return f"<dl>{''.join(lines)}</dl>"
+def render_page(template: str, results: Mapping[str, Any], **data: Any) -> str:
+    """Fill the template of a page.
 
-
-def folded(summary: str, content: Any) -> str:
-    """Plain values that open on a click."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
-    return f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
+    Args:
+        template: its file's name; it extends ``base.html``.
+        results: what the page is about.
+        data: what ``base.html`` shows, ``title``, ``headline``, ``lead``, ``warnings``,
+            ``definitions``, ``origin`` and ``details``, and what the template adds.
+    """
+    return render(template, results=results, **{"assurance": "", **data})
 
 
 def origin_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Where figures come from: target, command, machine and versions."""
+    """Return where figures come from: target, command, machine and versions."""
     h, git, target = results["hardware"], results["git"], results["target"] or {}
     commit = "not in a git repository"
     if git:

@@ -1,7 +1,7 @@
-"""The plots of the report, as inline SVG: no file, no network, no global matplotlib state.
+"""One way to draw: panels of lines and bars with intervals, as SVG text.
 
-Every function takes parts of ``results.json`` or the training history and gives SVG text, or
-``""`` where there is nothing to draw.
+No file, no network, and matplotlib's global settings are left as they were. A plot of nothing is
+``""``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from falcon_lab.report.history import series
-from falcon_lab.studies.evaluate import name_of
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +20,13 @@ if TYPE_CHECKING:
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e3e6eb"
 BASELINE = "#9aa3af"
 COLOURS = ("#2f6fbb", "#1f7a4d", "#d98324", "#8a5cb8", "#c2465a", "#3a9ca3", "#7a6a53")
-PARTS = {  # part of the time -> (label, colour)
-    "prefill": ("prefill", "#d5c7a8"),
-    "draft": ("draft", "#d98324"),
-    "verify": ("verify", "#2f6fbb"),
-    "accept_commit": ("accept + commit", "#1f7a4d"),
-    "overhead": ("overhead", "#9aa3af"),
-    "other": ("not split", "#d3d7dd"),
-}
+STYLES = ("-", "--", ":")
+"""Lines beyond the last colour take the next style."""
+
+DASHED = (0, (4, 3))
+WIDTH = 9.0
+"""Inches of a plot that fills a page."""
+
 STYLE = {
     "svg.fonttype": "none",  # the reader's own fonts: small files, text that can be searched
     "font.family": "sans-serif",
@@ -50,11 +48,101 @@ STYLE = {
     "legend.fontsize": 9,
 }
 
-Methods = Mapping[str, Mapping[str, Any]]
+Value = float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve, or points alone.
+
+    Attributes:
+        x: places; any length, as of all that follow.
+        y: values; a point without one is left out.
+        colour: of the line, its points and its interval.
+        label: in the legend; without one it has no entry.
+        low: lower ends of the intervals; a point without one has no interval.
+        high: upper ends.
+        interval: how intervals are drawn.
+        style: matplotlib's name of a line style; ``""`` draws points alone.
+        marker: matplotlib's name of a marker; ``""`` draws none.
+        size: of a marker.
+    """
+
+    x: Sequence[float]
+    y: Sequence[Value]
+    colour: str
+    label: str = ""
+    low: Sequence[Value] = ()
+    high: Sequence[Value] = ()
+    interval: Literal["band", "whiskers"] = "band"
+    style: str = "-"
+    marker: str = "o"
+    size: float = 4
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A pair of axes.
+
+    Attributes:
+        curves: what it shows; a panel without curves is not drawn.
+        title: above it.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        level: height of a dashed line that the others are compared with.
+        ticks: the places that are named on the horizontal axis; none leaves that to matplotlib.
+        log: which axes are logarithmic: ``x``, ``xy`` or neither.
+        whole: only whole numbers are named on the horizontal axis.
+        bottom: where the vertical axis begins; None leaves that to matplotlib.
+        headroom: factor of the vertical axis' upper end, for a long legend.
+        legend: whether the panel has one.
+    """
+
+    curves: Sequence[Curve]
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    level: float | None = None
+    ticks: Sequence[float] = ()
+    log: Literal["", "x", "xy"] = ""
+    whole: bool = False
+    bottom: float | None = None
+    headroom: float = 1
+    legend: bool = True
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar of one or more parts.
+
+    Attributes:
+        label: left of it.
+        parts: width and colour of every part, from left to right.
+        text: right of it.
+        low: lower end of the interval of its whole width, if there is one.
+        high: upper end.
+        mark: a width that is marked by a point, if any.
+        numbered: parts of at least this width have it written on them; None writes none.
+    """
+
+    label: str
+    parts: Sequence[tuple[float, str]]
+    text: str = ""
+    low: Value = None
+    high: Value = None
+    mark: Value = None
+    numbered: Value = None
 
 
 def draw(width: float, height: float, paint: Callable[[Figure], None], salt: str) -> str:
-    """A figure as SVG text. ``salt`` keeps the ids of several figures on one page apart."""
+    """Draw a figure as SVG text.
+
+    Args:
+        width: inches; a page scales it.
+        height: inches.
+        paint: fills the figure.
+        salt: keeps the ids of several figures on one page apart, and the same from run to run.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -66,206 +154,182 @@ def draw(width: float, height: float, paint: Callable[[Figure], None], salt: str
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Readers on a narrow screen get a narrower plot.
+    # Without a size of its own a plot is as wide as the screen of its reader allows.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 class="plot"', svg, count=1)
 
 
-def colours(methods: Methods) -> dict[str, str]:
-    """A colour for every method; the two that do not draft are grey."""
-    drafting = [name for name, s in methods.items() if s["tau"] is not None]
-    return {
-        name: COLOURS[drafting.index(name) % len(COLOURS)] if name in drafting else BASELINE
-        for name in methods
-    }
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for every name, the same for the same names."""
+    return dict(zip(names, cycle(COLOURS), strict=False))
 
 
-def training_curves(history: list[dict[str, Any]]) -> str:
-    """Loss, accuracy by place in the block, expected acceptance and τ, and the glance ratio."""
-    panels = [
-        (title, found)
-        for title, pattern in (
-            ("Loss", r"(train|val)/loss"),
-            ("Accuracy by place in the block", r"(train|val)/position_\d+/accuracy"),
-            ("Expected acceptance, 1 − TV", r"val/(position_\d+/)?accept_rate"),
-            ("Expected τ, bonus token counted", r"val/expected_accept_length\w*"),
-            ("Glance ratio λ", r"train/glance_ratio"),
-            ("Share of rows that the loss kept", r"train/kept"),
-        )
-        if (found := _matching(history, pattern))
-    ]
-    if not panels:
+def line_plot(
+    panels: Sequence[Panel],
+    salt: str,
+    *,
+    width: float = WIDTH,
+    height: float = 3.0,
+    columns: int = 2,
+    share_y: bool = False,
+    legend_beside: bool = False,
+) -> str:
+    """Draw panels side by side.
+
+    Args:
+        panels: in order, ``columns`` in a row; those without curves are left out.
+        salt: as of ``draw``.
+        width: inches in all.
+        height: inches of a row.
+        columns: panels in a row at the most.
+        share_y: whether all have one vertical axis, which the first names.
+        legend_beside: one legend for all, right of them, in place of one in each.
+    """
+    shown = [panel for panel in panels if panel.curves]
+    if not shown:
         return ""
-
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
 
     def paint(figure: Figure) -> None:
-        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axis, (title, names) in zip(axes, panels, strict=False):
-            for colour, name in zip(COLOURS * 3, names, strict=False):
-                steps, values = series(history, name)
-                style = {"marker": "o", "markersize": 3} if name.startswith("val/") else {}
-                axis.plot(steps, values, label=_short(name), color=colour, linewidth=1.5, **style)
-            axis.set_title(title)
-            axis.set_xlabel("step")
-            axis.legend()
-        for axis in axes[len(panels) :]:
-            axis.set_visible(False)
-
-    return draw(9, 2.7 * rows, paint, "curves")
-
-
-def _matching(history: list[dict[str, Any]], pattern: str) -> list[str]:
-    names = {name for record in history for name in record if re.fullmatch(pattern, name)}
-    return sorted(names)[:8]
-
-
-def _short(metric: str) -> str:
-    metric = re.sub(r"(position_\d+)/\w+", r"\1", metric)
-    return metric.replace("_", " ")
-
-
-def acceptance(methods: Methods) -> str:
-    """Accepted share by position: of all rounds, and of those that came so far."""
-    from matplotlib.ticker import MaxNLocator
-
-    drafting = {name: s for name, s in methods.items() if s["acceptance"]}
-    if not drafting:
-        return ""
-    colour = colours(methods)
-
-    def paint(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2, sharey=True)
-        for axis, key, title in (
-            (left, "acceptance", "of all rounds"),
-            (right, "acceptance_conditional", "given that the one before was accepted"),
-        ):
-            for name, s in drafting.items():
-                points = [(i, 100 * v) for i, v in enumerate(s[key], 1) if v is not None]
-                axis.plot(
-                    [i for i, _ in points],
-                    [v for _, v in points],
-                    color=colour[name],
-                    label=name_of(name, s),
-                    marker="o",
-                    markersize=4,
-                )
-            axis.set_title(title)
-            axis.set_xlabel("draft position")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        left.set_ylim(0, 103)
-        left.set_ylabel("accepted, %")
-        left.legend()
-
-    return draw(9, 3.1, paint, "acceptance")
-
-
-def time_split(methods: Methods) -> str:
-    """Where the milliseconds of a new token go, method by method."""
-    timed = {name: s for name, s in methods.items() if s["milliseconds_per_token"]}
-    if not timed:
-        return ""
-
-    longest = max(sum(s["milliseconds_per_token"].values()) for s in timed.values())
-
-    def paint(figure: Figure) -> None:
-        axis = figure.subplots()
-        for row, summary in enumerate(timed.values()):
-            _stack(axis, row, summary["milliseconds_per_token"], room=0.05 * longest)
-        _method_axis(axis, timed)
-        axis.set_xlabel("milliseconds per new token, prefill included")
-        shown = {part for s in timed.values() for part in s["milliseconds_per_token"]}
-        handles = [
-            axis.barh([0], [0], color=colour, label=label)
-            for part, (label, colour) in PARTS.items()
-            if part in shown
-        ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-
-    return draw(9, 1.3 + 0.42 * len(timed), paint, "time")
-
-
-def _stack(axis: Axes, row: int, parts: Mapping[str, float], *, room: float) -> None:
-    """One bar; a part is labelled when it is at least ``room`` wide."""
-    left, whole = 0.0, sum(parts.values())
-    for part, (_, colour) in PARTS.items():
-        width = parts.get(part, 0.0)
-        axis.barh(row, width, left=left, color=colour, height=0.66)
-        if part != "other" and width >= room:
-            middle = left + width / 2
-            axis.text(
-                middle, row, f"{width:.2g}", ha="center", va="center", color="white", fontsize=9
+        axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
+        for axis, panel in zip(axes, shown, strict=False):
+            _paint_panel(axis, panel, legend=panel.legend and not legend_beside)
+        for axis in axes[len(shown) :]:
+            axis.remove()
+        if legend_beside:
+            entries = dict(
+                (label, handle)
+                for axis in axes[: len(shown)]
+                for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
             )
-        left += width
-    _beside(axis, left, row, f"{whole:.3g}")
+            figure.legend(entries.values(), entries, loc="outside right upper")
+
+    return draw(width, height * rows, paint, salt)
 
 
-def _beside(axis: Axes, x: float, row: int, text: str) -> None:
-    """Text just right of a bar's end."""
-    axis.annotate(
-        text, (x, row), (5, 0), textcoords="offset points", va="center", color=INK, fontsize=10
-    )
+def bar_plot(
+    bars: Sequence[Bar],
+    salt: str,
+    *,
+    x: str,
+    level: float | None = None,
+    legend: Mapping[str, str] | None = None,
+    mark: str = "",
+) -> str:
+    """Draw horizontal bars, the first on top.
 
-
-def _method_axis(axis: Axes, methods: Methods) -> None:
-    axis.set_yticks(range(len(methods)), [name_of(name, s) for name, s in methods.items()])
-    axis.tick_params(axis="y", length=0, labelcolor=INK)
-    axis.grid(visible=False, axis="y")
-    axis.margins(x=0.1)
-    axis.invert_yaxis()
-
-
-def speedups(methods: Methods) -> str:
-    """Speed-up over plain decoding with its 95 % interval."""
-    rated = {name: s for name, s in methods.items() if s["speedup"]}
-    if not rated:
+    Args:
+        bars: none give ``""``.
+        salt: as of ``draw``.
+        x: label of the axis.
+        level: place of a dashed line that bars are compared with.
+        legend: what a part is, and its colour.
+        mark: what the marked points are.
+    """
+    if not bars:
         return ""
-    colour = colours(methods)
 
     def paint(figure: Figure) -> None:
         axis = figure.subplots()
-        for row, (name, s) in enumerate(rated.items()):
-            _interval(axis, row, s["speedup"], colour[name])
-        axis.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        _method_axis(axis, rated)
+        for row, bar in enumerate(bars):
+            _paint_bar(axis, row, bar)
+        if level is not None:
+            axis.axvline(level, color=INK, linewidth=1, linestyle=DASHED)
+        axis.set_yticks(range(len(bars)), [bar.label for bar in bars])
+        axis.tick_params(axis="y", length=0, labelcolor=INK)
+        axis.grid(visible=False, axis="y")
+        axis.margins(x=0.1)
+        axis.invert_yaxis()
         axis.set_xlim(left=0)
-        axis.set_xlabel("speed-up over plain decoding (dashed), 95 % interval")
+        axis.set_xlabel(x)
+        handles: list[Any] = [
+            axis.barh([0], [0], color=colour, label=label)
+            for label, colour in (legend or {}).items()
+        ]
+        if mark:
+            handles += axis.plot([], [], "D", color=INK, markersize=5, label=mark)
+        if handles:
+            figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
 
-    return draw(9, 0.9 + 0.42 * len(rated), paint, "speed")
-
-
-def _interval(axis: Axes, row: int, speedup: Mapping[str, Any], colour: str) -> None:
-    ratio, low, high = (speedup[key] for key in ("ratio", "low", "high"))
-    axis.barh(row, ratio, color=colour, height=0.62, alpha=0.9)
-    edge = ratio
-    if low is not None:
-        axis.plot([low, high], [row, row], color=INK, linewidth=1.6, marker="|", markersize=9)
-        edge = max(edge, high)
-    _beside(axis, edge, row, f"{ratio:.2f}×")
+    return draw(WIDTH, (1.3 if legend or mark else 0.9) + 0.42 * len(bars), paint, salt)
 
 
-def accepted_histograms(methods: Methods) -> str:
-    """How many draft tokens a round accepts, as shares of all rounds."""
+def _paint_panel(axis: Axes, panel: Panel, *, legend: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    drafting = {name: s for name, s in methods.items() if s["accepted_histogram"]}
-    if not drafting:
-        return ""
-    colour = colours(methods)
-
-    def paint(figure: Figure) -> None:
-        axis = figure.subplots()
-        width = 0.8 / len(drafting)
-        for place, (name, s) in enumerate(drafting.items()):
-            counts: Sequence[int] = s["accepted_histogram"]
-            at = [i - 0.4 + width * (place + 0.5) for i in range(len(counts))]
-            shares = [100 * count / sum(counts) for count in counts]
-            axis.bar(at, shares, width=width * 0.92, color=colour[name], label=name_of(name, s))
-        axis.grid(visible=False, axis="x")
+    for curve in panel.curves:
+        _paint_curve(axis, curve)
+    if panel.level is not None:
+        axis.axhline(panel.level, color=INK, linewidth=1, linestyle=DASHED)
+    if "x" in panel.log:
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+    if "y" in panel.log:
+        axis.set_yscale("log")
+    if panel.ticks:
+        axis.set_xticks(panel.ticks, [_tick(place) for place in panel.ticks])
+        axis.minorticks_off()
+    if panel.whole:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_xlabel("draft tokens accepted in a round")
-        axis.set_ylabel("rounds, %")
-        axis.legend()
+    if panel.bottom is not None:
+        axis.set_ylim(bottom=panel.bottom)
+    axis.set_ylim(top=axis.get_ylim()[1] * panel.headroom)
+    axis.set_title(panel.title)
+    axis.set_xlabel(panel.x)
+    axis.set_ylabel(panel.y)
+    if legend and any(curve.label for curve in panel.curves):
+        axis.legend(loc="upper left" if panel.headroom > 1 else "best")
 
-    return draw(9, 2.7, paint, "histogram")
+
+def _paint_curve(axis: Axes, curve: Curve) -> None:
+    look: dict[str, Any] = {"color": curve.colour, "linestyle": curve.style, "marker": curve.marker}
+    look |= {"markersize": curve.size, "linewidth": 1.5, "label": curve.label or None}
+    points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
+    axis.plot([x for x, _ in points], [y for _, y in points], **look)
+    known = [
+        (x, low, high)
+        for x, low, high in zip(curve.x, curve.low, curve.high, strict=False)
+        if low is not None and high is not None
+    ]
+    if not known:
+        return
+    x, low, high = zip(*known, strict=True)
+    if curve.interval == "band":
+        axis.fill_between(x, low, high, color=curve.colour, alpha=0.12, linewidth=0)
+    else:
+        axis.vlines(x, low, high, color=curve.colour, linewidth=1)
+
+
+def _paint_bar(axis: Axes, row: int, bar: Bar) -> None:
+    left = 0.0
+    for width, colour in bar.parts:
+        axis.barh(row, width, left=left, color=colour, height=0.64, alpha=0.95)
+        if bar.numbered is not None and width >= bar.numbered:
+            place: dict[str, Any] = {
+                "ha": "center",
+                "va": "center",
+                "color": "white",
+                "fontsize": 9,
+            }
+            axis.text(left + width / 2, row, f"{width:.2g}", **place)
+        left += width
+    edge = left
+    if bar.low is not None and bar.high is not None:
+        axis.plot([bar.low, bar.high], [row, row], color=INK, marker="|", markersize=9)
+        edge = max(edge, bar.high)
+    if bar.mark is not None:
+        axis.plot(bar.mark, row, "D", color=INK, markersize=5)
+        edge = max(edge, bar.mark)
+    beside: dict[str, Any] = {
+        "textcoords": "offset points",
+        "va": "center",
+        "color": INK,
+        "fontsize": 10,
+    }
+    axis.annotate(bar.text, (edge, row), (7, 0), **beside)
+
+
+def _tick(place: float) -> str:
+    """Write 4096 as ``4k``."""
+    return f"{place / 1024:g}k" if place >= 1024 else f"{place:g}"

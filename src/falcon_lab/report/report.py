@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
-from falcon_lab.measure.results import PLAIN, rows_of
-from falcon_lab.report import plots
-from falcon_lab.report.comparison import comparison, figure, work
-from falcon_lab.report.page import banner, folded, header, listing, origin_of, page
-from falcon_lab.report.sentences import hardware_sentence, headline
+from falcon_lab.measure.results import HF_GENERATE, PLAIN, rows_of
+from falcon_lab.report import method_plots
+from falcon_lab.report.methods import (
+    ACCEPTED,
+    FIGURES,
+    IDENTICAL,
+    SPEED,
+    WORK,
+    comparison_sentences,
+    drafting,
+    hardware_sentence,
+    headline,
+    method_column,
+    named,
+    warnings,
+)
+from falcon_lab.report.page import origin_of, render_page
+from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.report.tree_drawing import draw_svg
-from falcon_lab.studies.evaluate import named, warnings
 
 EXAMPLES = 3
 NAMES = {
-    "tokens_per_second": "tokens/s",
-    "decode_tokens_per_second": "tokens/s, decoding",
+    "tokens_per_second": "tok/s",
+    "decode_tokens_per_second": "decoding tok/s",
     "speedup": "speed-up",
     "tau": "τ",
     "tau_draft": "τ draft",
     "alpha": "α",
-    "acceptance": "acceptance at i",
+    "acceptance": "accepted at i",
     "acceptance_conditional": "… given i-1",
     "nodes_per_round": "nodes",
     "passes_per_round": "passes",
@@ -36,6 +47,10 @@ NAMES = {
     "distinct": "distinct tokens",
 }
 """Metric -> what the report calls it."""
+
+DECODING_SPEED = Column("decoding tok/s", "decode_tokens_per_second", decimals(1))
+DISTINCT = Column("distinct tokens %", "distinct", percent())
+ROUNDS = Column("rounds", "rounds")
 
 
 def write_report(
@@ -63,68 +78,62 @@ def render(
     history: list[dict[str, Any]],
     trees: Sequence[Mapping[str, Any]],
 ) -> str:
-    """The whole page."""
-    title = (results["experiment"].get("report") or {}).get("title") or results["name"] or "run"
-    body = "\n".join(
-        (
-            _header(results, str(title)),
-            _banner(results),
-            comparison(results),
-            work(results),
-            _training(history),
-            _trees(trees, results["methods"]),
-            _examples(results),
-            _protocol(results),
-            _definitions(),
-            _provenance(results),
-        )
+    """Return the whole page."""
+    methods = results["methods"]
+    seeds = ", ".join(f"{name} {seed}" for name, seed in results["seeds"].items())
+    return render_page(
+        "report.html",
+        results,
+        title=(results["experiment"].get("report") or {}).get("title") or results["name"] or "run",
+        headline=headline(results),
+        lead=hardware_sentence(results),
+        warnings=warnings(results),
+        assurance=_assurance(results),
+        comparison=_table(results, list(methods.values()), _SPEEDS),
+        rivals=" ".join(comparison_sentences(results, PLAIN)),
+        work=_table(results, drafting(results), _WORK),
+        plots={name: plot(methods) for name, plot in _PLOTS.items()},
+        hf_generate=HF_GENERATE,
+        curves=method_plots.training_curves(history),
+        trees=[(draw_svg(tree), _about(tree, methods)) for tree in trees],
+        examples=_examples(results),
+        definitions={NAMES[key]: text for key, text in DEFINITIONS.items()},
+        origin=origin_of(results) | {"seeds": seeds},
+        details={
+            "Resolved experiment": results["experiment"],
+            "Components": results["components"],
+        },
     )
-    return page(str(title), body)
 
 
-# --- the top ------------------------------------------------------------------------------------
+_SPEEDS = (SPEED, DECODING_SPEED, *FIGURES[1:], IDENTICAL, DISTINCT)
+_WORK = (*WORK, ROUNDS, ACCEPTED)
+_PLOTS = {
+    "speedups": method_plots.speedups,
+    "time_split": method_plots.time_split,
+    "acceptance": method_plots.acceptance,
+    "histogram": method_plots.accepted_histograms,
+}
 
 
-def _header(results: Mapping[str, Any], title: str) -> str:
-    kicker = f"{title} · {results['date'][:10]}"
-    return header(kicker, headline(results), hardware_sentence(results))
+def _table(
+    results: Mapping[str, Any], records: Sequence[Mapping[str, Any]], columns: Sequence[Column]
+) -> Table:
+    return Table(
+        (method_column(results["labels"]), *columns),
+        records,
+        marked=lambda summary: summary["method"] == results["headline"],
+    )
 
 
-def _banner(results: Mapping[str, Any]) -> str:
-    found = warnings(results)
-    if found:
-        return banner(found)
+def _assurance(results: Mapping[str, Any]) -> str:
+    """Return what a page without warnings can promise."""
     quality = (results["target"] or {}).get("quality")
     judged = any(s["identical_share"] is not None for s in results["methods"].values())
-    said = ["Every method wrote plain decoding's tokens, on every prompt."] if judged else []
+    found = ["Every method wrote plain decoding's tokens, on every prompt."] if judged else []
     if quality:
-        said.append(f"The target passed its quality gate: {quality['verdict'].rstrip('.')}.")
-    return f'<div class="fine">{escape(" ".join(said))}</div>' if said else ""
-
-
-# --- figures ------------------------------------------------------------------------------------
-
-
-def _training(history: list[dict[str, Any]]) -> str:
-    svg = plots.training_curves(history)
-    if not svg:
-        return ""
-    return "<h2>Training</h2>\n" + figure(svg, "Lines: training. Dots: validation.")
-
-
-def _trees(trees: Sequence[Mapping[str, Any]], methods: Mapping[str, Any]) -> str:
-    if not trees:
-        return ""
-    drawn = "".join(
-        f'<figure><div class="tree">{draw_svg(tree)}</div>'
-        f"<figcaption>{escape(_about(tree, methods))}</figcaption></figure>"
-        for tree in trees
-    )
-    return (
-        "<h2>A round, drawn</h2>\n<p>Every box is a token that the target read in one forward "
-        "pass. The green path was accepted; the dashed box is the target’s own token after it. "
-        f"Spaces show as ·, line ends as ↵, tabs as ⇥.</p>\n{drawn}"
-    )
+        found.append(f"The target passed its quality gate: {quality['verdict'].rstrip('.')}.")
+    return " ".join(found)
 
 
 def _about(tree: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
@@ -135,61 +144,25 @@ def _about(tree: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
     return f"{text} — {', '.join(where)}" if where else text
 
 
-# --- outputs ------------------------------------------------------------------------------------
-
-
-def _examples(results: Mapping[str, Any]) -> str:
+def _examples(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return answers of plain decoding and the headline method, differing ones first."""
     name = results["headline"]
     if name is None or PLAIN not in results["methods"]:
-        return ""
+        return []
     pairs = list(zip(rows_of(results, PLAIN), rows_of(results, name), strict=True))
-    # Answers that differ come first: they are what a reader looks for.
     pairs.sort(key=lambda pair: pair[1].identical is not False)
-    shown = []
-    for plain, other in pairs[:EXAMPLES]:
-        verdict = {True: "identical", False: "different", None: "drawn independently"}
-        answers = "".join(
-            f"<div><h4>{escape(row.method)} · {len(row.tokens)} tokens · "
-            f"{1000 * row.times.wall:.0f} ms · ends by {escape(row.turns[-1].finish)}</h4>"
-            + "".join(f"<pre>{escape(turn.text)}</pre>" for turn in row.turns)
-            + "</div>"
-            for row in (plain, other)
-        )
-        shown.append(
-            f"<details open><summary>{escape(plain.prompt)} ({escape(plain.category)}): "
-            f'{verdict[other.identical]}</summary><div class="pair">{answers}</div></details>'
-        )
-    return "<h2>Outputs</h2>\n" + "\n".join(shown)
-
-
-# --- how and with what --------------------------------------------------------------------------
-
-
-def _protocol(results: Mapping[str, Any]) -> str:
-    protocol = results["protocol"]
-    count = len(results["methods"])
-    return (
-        "<h2>How it was measured</h2>\n<p>"
-        f"All {count} methods ran in one process on the same prompts, one sequence at a time. "
-        f"After a warm-up on {protocol['warmup']} prompt(s), {protocol['repeats']} pass(es) were "
-        "timed. On every prompt all methods took their turn before the next prompt came, and who "
-        "went first moved on by one each time. Each prompt counts with its median pass. Plain "
-        "decoding uses the same loop, cache and kernels as the speculative methods; Hugging Face "
-        "generate stands beside it for reference and is not what speed-ups are measured against. "
-        "Intervals resample prompts, keeping the methods’ times on a prompt together.</p>"
-    )
-
-
-def _definitions() -> str:
-    return "<h2>What the figures mean</h2>\n" + listing(
-        {NAMES[key]: text for key, text in DEFINITIONS.items()}
-    )
-
-
-def _provenance(results: Mapping[str, Any]) -> str:
-    seeds = ", ".join(f"{name} {seed}" for name, seed in results["seeds"].items())
-    return (
-        f"<h2>Provenance</h2>\n{listing(origin_of(results) | {'seeds': seeds})}\n"
-        + folded("Resolved experiment", results["experiment"])
-        + folded("Components", results["components"])
-    )
+    verdict = {True: "identical", False: "different", None: "drawn independently"}
+    return [
+        {
+            "about": f"{plain.prompt} ({plain.category}): {verdict[other.identical]}",
+            "answers": [
+                {
+                    "about": f"{row.method} · {len(row.tokens)} tokens · "
+                    f"{1000 * row.times.wall:.0f} ms · ends by {row.turns[-1].finish}",
+                    "texts": [turn.text for turn in row.turns],
+                }
+                for row in (plain, other)
+            ],
+        }
+        for plain, other in pairs[:EXAMPLES]
+    ]

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_atomically
+from falcon_lab.report.methods import named
+from falcon_lab.report.tables import NOTHING
 from falcon_lab.report.tree_drawing import draw_svg, draw_text
-from falcon_lab.studies.evaluate import named, number
 
 if TYPE_CHECKING:
     from falcon_lab.config.schema import Experiment, WandbConfig
@@ -294,7 +295,7 @@ def _request(row: Mapping[str, Any], methods: Mapping[str, Any]) -> tuple[Any, .
         row["category"],
         named(row["method"], methods),
         row["new_tokens"],
-        number(mean, 2),
+        NOTHING if mean is None else f"{mean:.2f}",
         row["new_tokens"] / wall,
         row["identical"],
         "\n\n".join(turn["text"] for turn in row["turns"]),

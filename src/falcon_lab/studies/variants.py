@@ -11,14 +11,15 @@ from typing import Any
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.results import load_results
 from falcon_lab.report.history import read_history
+from falcon_lab.report.methods import name_of
+from falcon_lab.report.tables import NOTHING, Table
 from falcon_lab.report.tracking import HISTORY
-from falcon_lab.studies.evaluate import align, name_of
 
 FILE = "variants.json"
 
 
 def tabulate(runs: Sequence[tuple[str, int, Path]], folder: Path) -> str:
-    """Collect the figures of finished runs into ``variants.json``; the table to print.
+    """Collect the figures of finished runs into ``variants.json``; return the table to print.
 
     Args:
         runs: (variant, seed, run folder) of each.
@@ -37,7 +38,7 @@ def tabulate(runs: Sequence[tuple[str, int, Path]], folder: Path) -> str:
 
 
 def figures(folder: Path) -> dict[str, float]:
-    """The last validation figures of a run, and each method's τ and speed-up."""
+    """Return the last validation figures of a run, and each method's τ and speed-up."""
     found: dict[str, float] = {}
     for record in read_history(folder / HISTORY):
         found.update({k: v for k, v in record.items() if k.startswith("val/")})
@@ -53,21 +54,21 @@ def figures(folder: Path) -> dict[str, float]:
 
 
 def format_variants(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of ``variants.json`` as an aligned table."""
+    """Write the records of ``variants.json`` as a table, a row for every figure."""
     names = list(dict.fromkeys(row["variant"] for row in rows))
     keys = dict.fromkeys(key for row in rows for key in row["figures"])
     head = ["", *names, *(f"{name} − {names[0]}" for name in names[1:])]
-    table = [head]
+    table = []
     for key in keys:
         values = {name: by_seed(rows, name, key) for name in names}
         cells = [spread(values[name].values()) for name in names]
         cells += [difference(values[names[0]], values[name]) for name in names[1:]]
         table.append([key, *cells])
-    return align(table)
+    return Table.of(head, table).text()
 
 
 def by_seed(rows: Sequence[dict[str, Any]], name: str, key: str) -> dict[int, float]:
-    """Seed -> a figure of one variant."""
+    """Return a figure of one variant by seed."""
     return {
         row["seed"]: row["figures"][key]
         for row in rows
@@ -76,16 +77,16 @@ def by_seed(rows: Sequence[dict[str, Any]], name: str, key: str) -> dict[int, fl
 
 
 def spread(values: Iterable[float]) -> str:
-    """Mean and range."""
+    """Write mean and range."""
     known = list(values)
     if not known:
-        return "—"
+        return NOTHING
     return f"{mean(known):.3f} [{min(known):.3f}, {max(known):.3f}]"
 
 
 def difference(base: dict[int, float], other: dict[int, float]) -> str:
-    """Mean and range of the differences, seed by seed."""
+    """Write mean and range of the differences, seed by seed."""
     gaps = [other[seed] - base[seed] for seed in base if seed in other]
     if not gaps:
-        return "—"
+        return NOTHING
     return f"{mean(gaps):+.3f} [{min(gaps):+.3f}, {max(gaps):+.3f}]"

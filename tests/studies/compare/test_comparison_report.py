@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from comparisons import measured, results
-from falcon_lab.studies.compare.page import (
-    NODES,
-    ROUND,
+from falcon_lab.studies.compare.report import (
+    COLUMNS,
+    NODES_AXIS,
+    ROUND_AXIS,
+    format_comparison,
     headline,
     render,
     speed_against,
+    warnings,
     write_page,
 )
-from falcon_lab.studies.compare.table import DETAILS, ROWS, format_comparison, warnings
 
 
 def line_of(head: str, text: str) -> str:
@@ -34,7 +36,9 @@ def test_the_table_has_every_head_at_every_budget_and_temperature_the_fastest_fi
 
 def test_a_row_has_speed_tau_both_ways_alpha_round_and_split() -> None:
     text = format_comparison(results())
-    assert re.split(r"\s{2,}", text.splitlines()[0].strip()) == list(ROWS)
+    assert re.split(r"\s{2,}", text.splitlines()[0].strip()) == [
+        column.header for column in COLUMNS
+    ]
     line = line_of("fast", text)
     assert "2.86× [2.00, 4.57]" in line
     for figure in ("1.86", "0.86", "46.2", "0.75", "20/60", "yes"):
@@ -42,7 +46,7 @@ def test_a_row_has_speed_tau_both_ways_alpha_round_and_split() -> None:
 
 
 def test_acceptance_by_position_and_memory_stand_in_a_table_of_their_own() -> None:
-    _, _, table = format_comparison(results()).partition(DETAILS[3])
+    _, _, table = format_comparison(results()).partition("accepted at 1, 2, … %")
     assert re.split(r"\s{2,}", line_of("fast", table))[-2:] == ["43 43 0 0", "1.0"]
 
 
@@ -75,7 +79,7 @@ def test_a_lossy_head_is_labelled_wherever_it_is_named() -> None:
     assert line_of("fast", text).startswith("fast (lossy)")
     assert "fast uses a lossy rule" in text
     assert "fast (lossy)" in headline(shown)
-    assert "fast (lossy)" in speed_against(NODES, shown["rows"])
+    assert "fast (lossy)" in speed_against(NODES_AXIS, shown["rows"])
     assert "fast uses a lossy rule" in render(shown)
 
 
@@ -92,7 +96,7 @@ def test_what_must_be_known_first_is_said() -> None:
 
 
 def test_the_picture_has_a_panel_a_temperature_and_a_line_a_head() -> None:
-    for what in (NODES, ROUND):
+    for what in (NODES_AXIS, ROUND_AXIS):
         svg = speed_against(what, results()["rows"])
         for words in ("greedy", "temperature 1", "fast", "slow", what[1]):
             assert words in svg

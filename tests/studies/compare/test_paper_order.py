@@ -12,9 +12,8 @@ from comparisons import measured, results
 from falcon_lab.errors import ConfigError
 from falcon_lab.measure.statistics import Interval
 from falcon_lab.studies.compare.config import ComparisonConfig, PaperConfig
-from falcon_lab.studies.compare.page import render
 from falcon_lab.studies.compare.paper import check_paper, held_against
-from falcon_lab.studies.compare.table import format_comparison
+from falcon_lab.studies.compare.report import format_comparison, render
 from running import refused
 
 OURS = {"a": 3.0, "b": 2.0, "c": 1.0}

@@ -1,13 +1,11 @@
-"""Throughput against batch size as a picture.
-
-Throughput against the number of sequences that are decoded side by side.
+"""Throughput against the number of sequences that are decoded side by side.
 
 Shapes: B sequences at a time, P prompt tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
@@ -22,52 +20,16 @@ from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import replacing
 from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import build_methods, prompts_of, sampling_of, stop_of
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
-from falcon_lab.report.plots import BASELINE, COLOURS, STYLE
 from falcon_lab.studies.bench import PLAIN
-from falcon_lab.studies.evaluate import align, name_of, number
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
 if TYPE_CHECKING:
     from falcon_lab.decoding.engine import SpeculativeEngine
     from falcon_lab.decoding.generation import Seconds
-
-
-def write_plot(path: Path, results: Mapping[str, Any]) -> Path:
-    """A PNG: tokens a second of every method, and what it is over plain decoding of that size."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    methods, sizes = results["methods"], results["sizes"]
-    drafting = dict(zip([name for name in methods if name != PLAIN], COLOURS, strict=False))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=110)
-        speed, ratio = figure.subplots(1, 2)
-        plain = [one["tokens_per_second"] for one in methods[PLAIN]["batches"]]
-        for name, found in methods.items():
-            colour = drafting.get(name, BASELINE)
-            points = [one["tokens_per_second"] for one in found["batches"]]
-            over = [point / base for point, base in zip(points, plain, strict=True)]
-            speed.plot(
-                sizes, points, marker="o", markersize=4, color=colour, label=name_of(name, found)
-            )
-            ratio.plot(sizes, over, marker="o", markersize=4, color=colour)
-        speed.set_title("Tokens a second")
-        ratio.set_title("Over plain decoding of the same size")
-        speed.legend()
-        for panel in (speed, ratio):
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(sizes, [str(size) for size in sizes])
-            panel.minorticks_off()
-            panel.set_ylim(bottom=0)
-            panel.set_xlabel("sequences side by side")
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format="png", metadata={"Software": None})
-    return path
 
 
 ALONE = 0
@@ -240,38 +202,3 @@ def split(seconds: Sequence[Seconds]) -> dict[str, float]:
     parts = {name: sum(getattr(one, name) for one in seconds) for name in names}
     whole = sum(parts.values())
     return {name: 100 * taken / whole for name, taken in parts.items()}
-
-
-def format_batches(results: Mapping[str, Any]) -> str:
-    """Tokens a second by size, and how much more than plain decoding of the same size."""
-    header = ["tok/s (over plain)", "alone", *(f"B = {size}" for size in results["sizes"])]
-    plain = _speeds(results["methods"][PLAIN])
-    rows = []
-    for name, found in results["methods"].items():
-        ratios = zip(_speeds(found), plain, strict=True)
-        cells = [f"{number(speed, 0)} ({speed / base:.2f}×)" for speed, base in ratios]
-        rows.append([name_of(name, found), *cells])
-    notes = [
-        f"{results['prompts']} prompts, all of the time counted; alone: the engine for one "
-        "sequence.",
-        *(["Seconds of a core, not of the clock on the wall."] * (results["clock"] == "cpu")),
-        *_differing(results),
-        *(f"Left out: {name} ({why})" for name, why in results["left_out"].items()),
-    ]
-    return "\n\n".join([align([tuple(header), *map(tuple, rows)]), "\n".join(notes)])
-
-
-def _speeds(found: Mapping[str, Any]) -> list[float]:
-    return [one["tokens_per_second"] for one in (found["alone"], *found["batches"])]
-
-
-def _differing(results: Mapping[str, Any]) -> list[str]:
-    """Where texts are not plain decoding's, though they should be."""
-    if results["experiment"]["evaluation"]["temperature"]:
-        return []
-    return [
-        f"! {name}, B = {one['size']}: {one['identical']:.0%} of the texts are plain decoding's"
-        for name, found in results["methods"].items()
-        for one in (found["alone"], *found["batches"])
-        if found["lossless"] and one["identical"] < 1
-    ]

@@ -7,14 +7,13 @@ What a comparison will do: its heads, each with an experiment a seed. Imports no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from falcon_lab.config.schema import Experiment, Node
+from falcon_lab.report.tables import Table
 from falcon_lab.studies.compare.budgets import BEST, NodeBudget
 from falcon_lab.studies.compare.config import ComparisonConfig
-from falcon_lab.studies.evaluate import align
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,9 @@ class Plan:
 
 
 def describe(plan: Plan) -> str:
-    """The plan as a user reads it before it is run."""
-    rows: list[Sequence[str]] = [("head", "drafter", "seeds", "trained", "folder")]
+    """Write the plan as a user reads it before it is run."""
+    columns = ("head", "drafter", "seeds", "trained", "folder")
+    rows = []
     for head in plan.heads:
         node = head.experiment.drafter
         needs = f"as {head.drafters_of}" if head.drafters_of else "needs none"
@@ -114,7 +114,7 @@ def describe(plan: Plan) -> str:
                 str(head.folders[head.seeds[0]].parent) if head.trains else "",
             )
         )
-    lines = [align(rows), ""]
+    lines = [Table.of(columns, rows).text(), ""]
     lines += [f"left out: {name} ({why})" for name, why in plan.left_out.items()]
     return "\n".join([*lines, *_amounts(plan)])
 

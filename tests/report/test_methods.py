@@ -1,13 +1,12 @@
-"""The final table."""
+"""What tables and pages show of measured methods."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
+from falcon_lab.measure.benchmark import Measurement
 from falcon_lab.measure.results import build_results
-from falcon_lab.studies.evaluate import align, format_table, warnings
+from falcon_lab.report.methods import format_table, headline, warnings
 from measuring import HEADER, TARGET, measurement
 
 
@@ -21,19 +20,8 @@ def results(target: Any = TARGET, **changes: Any) -> dict[str, Any]:
 def test_the_table_shows_what_was_measured() -> None:
     found = results()
     lines = format_table(found).splitlines()
-    assert lines[0].split() == [
-        "method",
-        "tok/s",
-        "speed-up",
-        "[95",
-        "%]",
-        "τ",
-        "τ",
-        "draft",
-        "α",
-        "%",
-        "identical",
-    ]
+    for header in ("method", "tok/s", "speed-up [95 %]", "τ", "τ draft", "α %", "identical"):
+        assert header in lines[0]
     [tree, work] = [line for line in lines if line.startswith("tree")]
     s = found["methods"]["tree"]
     speedup = s["speedup"]
@@ -82,8 +70,30 @@ def test_a_clean_measurement_warns_of_nothing() -> None:
     assert warnings(results(dict(TARGET, quality=None))) == []
 
 
-@pytest.mark.parametrize("rows", [[("a", "b", "c"), ("1", "22", "x"), ("333", "4", "yy")]])
-def test_the_first_and_last_column_are_aligned_left(rows: list[tuple[str, ...]]) -> None:
-    assert align(rows) == "a     b  c\n──────────\n1    22  x\n333   4  yy".replace(
-        "──────────", "─" * 11
+def about(found: Measurement, **changes: Any) -> str:
+    experiment = {"name": "csgd"}
+    return headline(
+        build_results(found, experiment=experiment, target=TARGET, header=HEADER, **changes)
     )
+
+
+def test_the_first_sentence_is_the_measured_figure_with_its_interval() -> None:
+    found = results()
+    s = found["methods"]["tree"]["speedup"]
+    sentence = headline(found)
+    for words in ("tree", "tiny-code", f"{s['ratio']:.2f}×", f"{s['low']:.2f}–{s['high']:.2f}"):
+        assert words in sentence
+    assert sentence.endswith("with the same output.")
+
+
+def test_the_first_sentence_claims_no_more_than_was_measured() -> None:
+    for doubtful in (
+        about(measurement(lossy=True), headline="tree"),
+        about(measurement(diverging=True)),
+        about(measurement(1)),
+    ):
+        assert not doubtful.endswith("with the same output.")
+    assert "lossy" in about(measurement(lossy=True), headline="tree")
+    assert "interval" not in about(measurement(1)).replace("no interval", "")
+    plain = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
+    assert "×" not in about(plain)
