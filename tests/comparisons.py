@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.measure.records import PromptRow
+from falcon_lab.measure.records import Record
 from falcon_lab.studies.compare.budgets import NodeBudget
 from falcon_lab.studies.compare.contestants import Cell
 from falcon_lab.studies.compare.measuring import Measured
@@ -53,7 +53,7 @@ def save_recipe(folder: Path, more: str = "") -> Path:
     return path
 
 
-def rows(name: str, walls: list[float], accepted: list[int], **more: Any) -> list[PromptRow]:
+def rows(name: str, walls: list[float], accepted: list[int], **more: Any) -> list[Record]:
     """An engine's rows: one a prompt, each of rounds that accept as told."""
     tokens = list(range(1 + sum(a + 1 for a in accepted)))
     return [

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from falcon_lab.decoding.generation import Generation, Round, Seconds
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import Measurement
 from falcon_lab.measure.conversation import EncodedPrompt
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.measure.measurement import Measurement
+from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 
 
 class Letters:
@@ -100,7 +100,7 @@ def row(
     difference: int | None = None,
     margin: float | None = None,
     text: str = "",
-) -> PromptRow:
+) -> Record:
     """A row whose rounds draft ``depth`` tokens and accept as told."""
     rounds = RoundColumns(
         nodes=[2 * depth] * len(accepted),
@@ -121,8 +121,8 @@ def row(
         overhead=0.1 * decode,
     )
     new = tokens if tokens is not None else list(range(1, 2 + sum(rounds.emitted)))
-    turn = TurnRow(8, new, text, "length", times, rounds)
-    return PromptRow(
+    turn = Answer(8, new, text, "length", times, rounds)
+    return Record(
         method,
         id,
         "letters",
@@ -138,7 +138,7 @@ def row(
 def measurement(prompts: int = 8, *, diverging: bool = False, lossy: bool = False) -> Measurement:
     """Plain, HF generate, a chain and a tree over prompts of differing difficulty."""
     dice = random.Random(0)
-    rows: dict[str, list[PromptRow]] = {"plain": [], "HF generate": [], "chain": [], "tree": []}
+    rows: dict[str, list[Record]] = {"plain": [], "HF generate": [], "chain": [], "tree": []}
     for number in range(prompts):
         tokens = [dice.randrange(300) for _ in range(128)]
         hard = dice.uniform(0.9, 1.2)
@@ -187,7 +187,7 @@ def _rounds(dice: random.Random, depth: int, hit: float) -> list[int]:
     return accepted
 
 
-def _opaque(full: PromptRow) -> PromptRow:
+def _opaque(full: Record) -> Record:
     from dataclasses import replace
 
     turn = full.turns[0]

@@ -30,7 +30,7 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import BuildContext, Recorder
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import Engine
+from falcon_lab.measure.measurement import Engine
 from falcon_lab.measure.pass_costs import verifying
 from falcon_lab.model.attention.choosing import MERGING, use_backend
 from falcon_lab.model.loading import check_target

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.measure.benchmark import Engine
+from falcon_lab.measure.measurement import Engine
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import Stopwatch, in_turns
 

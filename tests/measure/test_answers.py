@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow, write_answers
+from falcon_lab.measure.records import Answer, Record, RoundColumns, Times, write_answers
 
 
-def turn(tokens: int, emitted: list[int]) -> TurnRow:
+def turn(tokens: int, emitted: list[int]) -> Answer:
     rounds = RoundColumns(
         nodes=[4 for _ in emitted],
         depth=[4 for _ in emitted],
@@ -15,11 +15,11 @@ def turn(tokens: int, emitted: list[int]) -> TurnRow:
         accepted=[n - 1 for n in emitted],
         emitted=emitted,
     )
-    return TurnRow(5, list(range(tokens)), f"ü{tokens}", "length", Times(wall=0.5), rounds)
+    return Answer(5, list(range(tokens)), f"ü{tokens}", "length", Times(wall=0.5), rounds)
 
 
-def row(prompt: str, *turns: TurnRow) -> PromptRow:
-    return PromptRow("m", prompt, "writing", list(turns), [1.0])
+def row(prompt: str, *turns: Answer) -> Record:
+    return Record("m", prompt, "writing", list(turns), [1.0])
 
 
 def test_an_answer_is_a_line_in_spec_benchs_format(tmp_path: Path) -> None:

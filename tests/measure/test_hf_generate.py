@@ -12,9 +12,9 @@ from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.benchmark import measure
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.hf_generate import HfGenerate
+from falcon_lab.measure.measurement import measure
 from falcon_lab.sampling import Sampling
 from tiny_models import tiny_target
 
@@ -125,9 +125,9 @@ def test_a_measurement_of_real_engines_finds_them_identical(target: Any) -> None
         hf=HfGenerate(target),
         on_progress=lambda done, total, method: None,
     )
-    plain, theirs = found.rows["plain"], found.rows["HF generate"]
+    plain, theirs = found.records["plain"], found.records["HF generate"]
     assert [row.identical for row in theirs] == [True, True]
-    assert all(row.repeats_agree for rows in found.rows.values() for row in rows)
+    assert all(row.repeats_agree for rows in found.records.values() for row in rows)
     for row in plain:
         times = row.times
         assert times.prefill is not None

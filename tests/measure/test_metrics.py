@@ -74,7 +74,7 @@ def test_a_method_that_drafts_nothing_has_no_drafting_figures() -> None:
 
 
 def test_a_method_that_cannot_be_looked_into_has_its_wall_time_alone() -> None:
-    [one, *_] = measurement(2).rows["HF generate"]
+    [one, *_] = measurement(2).records["HF generate"]
     s = summarise([one], None, lossless=True)
     assert s.time_split is None
     assert s.decode_tokens_per_second is None
@@ -143,7 +143,7 @@ def test_repeats_that_disagree_show_in_the_summary() -> None:
 
 
 def test_every_pair_of_methods_is_compared_the_faster_first() -> None:
-    found = metrics.comparisons(measurement(6).rows)
+    found = metrics.comparisons(measurement(6).records)
     assert [(c.method, c.than) for c in found] == [
         ("tree", "chain"),
         ("tree", "plain"),

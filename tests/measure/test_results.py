@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.benchmark import Measurement
-from falcon_lab.measure.results import build_results, load_results, rows_of, write_results
+from falcon_lab.measure.measurement import Measurement
+from falcon_lab.measure.results import build_results, load_results, records_of, write_results
 from falcon_lab.report.report import write_report
 from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, TREE, measurement
 
@@ -46,8 +46,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 def test_rows_come_back_as_they_were_measured(tmp_path: Path) -> None:
     found = measurement(3)
     loaded = load_results(write_results(tmp_path / "results.json", build(found)))
-    for method, rows in found.rows.items():
-        assert rows_of(loaded, method) == rows
+    for method, rows in found.records.items():
+        assert records_of(loaded, method) == rows
 
 
 def test_a_report_can_be_made_from_the_file_alone(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_headline_is_the_fastest_lossless_method_of_the_runs_own_drafter() -
     rival = {"evaluation": {"methods": {"chain": {}, "tree": {"drafter": {"name": "lookup"}}}}}
     assert build(experiment=rival)["headline"] == "chain"
     assert build(headline="chain")["headline"] == "chain"
-    alone = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
+    alone = Measurement({"plain": measurement(2).records["plain"]}, {"plain": True})
     assert build(alone)["headline"] is None
     with pytest.raises(ValueError, match="'twig' was not measured"):
         build(headline="twig")

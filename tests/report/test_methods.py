@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from falcon_lab.measure.benchmark import Measurement
+from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.methods import format_table, headline, warnings
 from measuring import HEADER, TARGET, measurement
@@ -95,5 +95,5 @@ def test_the_first_sentence_claims_no_more_than_was_measured() -> None:
         assert not doubtful.endswith("with the same output.")
     assert "lossy" in about(measurement(lossy=True), headline="tree")
     assert "interval" not in about(measurement(1)).replace("no interval", "")
-    plain = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
+    plain = Measurement({"plain": measurement(2).records["plain"]}, {"plain": True})
     assert "×" not in about(plain)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.measure.benchmark import Measurement
+from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.report import render, write_report
 from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, TREE, measurement
@@ -165,7 +165,7 @@ def test_the_title_is_the_experiments_own_or_its_name(title: str | None) -> None
 
 
 def test_a_measurement_of_plain_decoding_alone_is_reported_too() -> None:
-    plain = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
+    plain = Measurement({"plain": measurement(2).records["plain"]}, {"plain": True})
     assert Page(render(results(plain), [], [])).open == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from falcon_lab.config.schema import Experiment, WandbConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.benchmark import Measurement
+from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.results import build_results
 from falcon_lab.report import tracking
 from falcon_lab.report.history import read_history
@@ -221,7 +221,7 @@ def test_one_differing_prompt_makes_a_method_not_lossless() -> None:
 
 
 def test_a_measurement_of_plain_decoding_alone_has_no_headline_metrics() -> None:
-    alone = Measurement({"plain": measurement(2).rows["plain"]}, {"plain": True})
+    alone = Measurement({"plain": measurement(2).records["plain"]}, {"plain": True})
     found = build_results(alone, experiment=EXPERIMENT, target=TARGET, header=HEADER)
     metrics = decode_metrics(found)
     assert "decode/plain/tokens_per_second" in metrics

@@ -1,8 +1,6 @@
-"""Did a method write what plain decoding wrote, and if not, how close was it?
+"""Compute what is reported about a method, with exact definitions and who else uses them.
 
 Shapes: P prompt tokens, V vocabulary.
-
-What is reported about a method, with exact definitions and who else uses them.
 
 Sums are taken over all rounds of all prompts before any division, so a long answer weighs more
 than a short one. "Accepted" counts draft tokens alone; the token that the target adds to every
@@ -20,24 +18,24 @@ from torch import Tensor
 
 from falcon_lab.measure import statistics
 from falcon_lab.measure.conversation import EncodedPrompt
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times
+from falcon_lab.measure.records import Record, RoundColumns, Times, tokens_per_second, total_times
 
 NextLogits = Callable[[Tensor], Tensor]
-"""The target's logits for what follows a sequence: ``[P]`` long -> ``[V]``."""
+"""Maps a sequence to the target's logits for what follows a sequence: ``[P]`` long -> ``[V]``."""
 
 
-def held_against(
-    plain: PromptRow, row: PromptRow, prompt: EncodedPrompt, logits: NextLogits | None
-) -> PromptRow:
-    """The row with its agreement with plain decoding filled in.
+def compare_with_plain(
+    plain: Record, record: Record, prompt: EncodedPrompt, logits: NextLogits | None
+) -> Record:
+    """Return the record with its agreement with plain decoding filled in.
 
     Args:
-        plain: plain decoding's row of the same prompt.
-        row: the method's.
+        plain: plain decoding's record of the same prompt.
+        record: the method's.
         prompt: of both.
         logits: for the margin at the first difference; None leaves it out.
     """
-    for turn, (expected, got) in enumerate(zip(plain.turns, row.turns, strict=True)):
+    for turn, (expected, got) in enumerate(zip(plain.turns, record.turns, strict=True)):
         place = first_difference(expected.tokens, got.tokens)
         if place is not None:
             margin = None
@@ -45,17 +43,17 @@ def held_against(
                 read = prompt.tokens([t.tokens for t in plain.turns[:turn]])
                 margin = _margin(logits, read, expected.tokens, got.tokens, place)
             return replace(
-                row,
+                record,
                 identical=False,
                 difference_turn=turn,
                 difference_position=place,
                 margin=margin,
             )
-    return replace(row, identical=True)
+    return replace(record, identical=True)
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Where two answers part: the shorter one's length if one begins the other, None if equal."""
+    """Find where two answers part, which is the end of one that begins the other; None if equal."""
     for place, (a, b) in enumerate(zip(expected, got, strict=False)):
         if a != b:
             return place
@@ -103,7 +101,7 @@ DEFINITIONS: dict[str, str] = {
         "(speculators' conditional rate; EAGLE's n-α on a chain)"
     ),
     "nodes_per_round": (
-        "draft tokens (and probes) that the target verified per round, the root not counted"
+        "draft tokens and auxiliary nodes that the target verified per round, the root not counted"
     ),
     "passes_per_round": "drafter passes per round",
     "time_split": (
@@ -170,29 +168,29 @@ class MethodSummary:
 
 
 def summarise(
-    rows: Sequence[PromptRow], plain: Sequence[PromptRow] | None, *, lossless: bool, seed: int = 0
+    records: Sequence[Record], plain: Sequence[Record] | None, *, lossless: bool, seed: int = 0
 ) -> MethodSummary:
-    """All figures of one method.
+    """Compute all figures of one method.
 
     Args:
-        rows: the method's rows, one a prompt.
-        plain: plain decoding's rows of the same prompts; None leaves the speed-up out.
+        records: the method's, one a prompt.
+        plain: plain decoding's records of the same prompts; None leaves the speed-up out.
         lossless: what the acceptance rule promises.
         seed: of the bootstrap.
     """
-    rounds = sum((row.rounds for row in rows), RoundColumns())
-    times = _total(rows)
-    new_tokens = sum(len(row.tokens) for row in rows)
+    rounds = sum((record.rounds for record in records), RoundColumns())
+    times = total_times(records)
+    new_tokens = sum(len(record.tokens) for record in records)
     positions = acceptance(rounds)
     return MethodSummary(
-        method=rows[0].method,
+        method=records[0].method,
         lossless=lossless,
-        prompts=len(rows),
+        prompts=len(records),
         new_tokens=new_tokens,
         wall=times.wall,
         tokens_per_second=new_tokens / times.wall,
         decode_tokens_per_second=_ratio(sum(rounds.emitted), times.decode) or None,
-        speedup=statistics.speedup(plain, rows, seed=seed) if plain and new_tokens else None,
+        speedup=statistics.speedup(plain, records, seed=seed) if plain and new_tokens else None,
         **_drafting(rounds),
         acceptance=positions[0],
         acceptance_conditional=positions[1],
@@ -200,16 +198,11 @@ def summarise(
         rounds=len(rounds),
         time_split=time_split(times),
         milliseconds_per_token=milliseconds_per_token(times, new_tokens),
-        **_agreement(rows),
-        repeats_agree=all(row.repeats_agree for row in rows),
-        distinct=sum(row.distinct for row in rows) / len(rows),
-        finish=_finishes(rows),
+        **_agreement(records),
+        repeats_agree=all(record.repeats_agree for record in records),
+        distinct=sum(record.distinct for record in records) / len(records),
+        finish=_finishes(records),
     )
-
-
-def _total(rows: Sequence[PromptRow]) -> Times:
-    first, *rest = (row.times for row in rows)
-    return sum(rest, first)
 
 
 def _ratio(part: float, whole: float | None) -> float | None:
@@ -217,7 +210,7 @@ def _ratio(part: float, whole: float | None) -> float | None:
 
 
 def _drafting(rounds: RoundColumns) -> dict[str, float | None]:
-    """The figures of rounds that draft; all None when no round did."""
+    """Compute the figures of rounds that draft; all None when no round did."""
     names = ("tau", "tau_draft", "alpha", "nodes_per_round", "passes_per_round")
     if not sum(rounds.nodes):
         return dict.fromkeys(names)
@@ -233,7 +226,7 @@ def _drafting(rounds: RoundColumns) -> dict[str, float | None]:
 
 
 def acceptance(rounds: RoundColumns) -> tuple[list[float], list[float | None]]:
-    """Per position 1, 2, …: the unconditional and the conditional share of accepted rounds.
+    """Return, per position 1, 2, …, the unconditional and the conditional share of accepted rounds.
 
     The conditional one is None where no round reached the position.
     """
@@ -251,7 +244,7 @@ def acceptance(rounds: RoundColumns) -> tuple[list[float], list[float | None]]:
 
 
 def time_split(times: Times) -> TimeSplit | None:
-    """Where decoding time went, in %; None for a method that cannot be looked into."""
+    """Return where decoding time went, in %; None for a method that cannot be looked into."""
     parts = _parts(times)
     whole = sum(parts.values())
     if not whole:
@@ -260,7 +253,7 @@ def time_split(times: Times) -> TimeSplit | None:
 
 
 def milliseconds_per_token(times: Times, new_tokens: int) -> dict[str, float]:
-    """End-to-end milliseconds per new token, by part: the parts sum to the wall time.
+    """Return end-to-end milliseconds per new token, by part: the parts sum to the wall time.
 
     ``other`` is what lies between the engine's own clock and the wall clock around it; a method
     that cannot be looked into has nothing else.
@@ -289,11 +282,11 @@ def _histogram(rounds: RoundColumns) -> list[int]:
     return [rounds.accepted.count(a) for a in range(max(rounds.accepted) + 1)]
 
 
-def _agreement(rows: Sequence[PromptRow]) -> dict[str, Any]:
-    """Agreement with plain decoding; None throughout where nothing says there should be any."""
-    judged = [row for row in rows if row.identical is not None]
-    margins = [abs(row.margin) for row in judged if row.margin is not None]
-    differing = sum(not row.identical for row in judged)
+def _agreement(records: Sequence[Record]) -> dict[str, Any]:
+    """Summarise the agreement with plain decoding; None where none is expected."""
+    judged = [record for record in records if record.identical is not None]
+    margins = [abs(record.margin) for record in judged if record.margin is not None]
+    differing = sum(not record.identical for record in judged)
     return {
         "identical_share": _ratio(len(judged) - differing, len(judged)),
         "divergence_rate": _ratio(differing, sum(map(_compared, judged))),
@@ -301,44 +294,44 @@ def _agreement(rows: Sequence[PromptRow]) -> dict[str, Any]:
     }
 
 
-def _compared(row: PromptRow) -> int:
-    """Tokens up to and including the first difference."""
-    if row.identical or row.difference_turn is None or row.difference_position is None:
-        return len(row.tokens)
-    before = sum(len(turn.tokens) for turn in row.turns[: row.difference_turn])
-    return before + row.difference_position + 1
+def _compared(record: Record) -> int:
+    """Count the tokens up to and including the first difference."""
+    if record.identical or record.difference_turn is None or record.difference_position is None:
+        return len(record.tokens)
+    before = sum(len(turn.tokens) for turn in record.turns[: record.difference_turn])
+    return before + record.difference_position + 1
 
 
-def _finishes(rows: Sequence[PromptRow]) -> dict[str, int]:
-    finishes = [turn.finish for row in rows for turn in row.turns]
+def _finishes(records: Sequence[Record]) -> dict[str, int]:
+    finishes = [turn.finish for record in records for turn in record.turns]
     return {finish: finishes.count(finish) for finish in sorted(set(finishes))}
 
 
 def summaries(
-    rows: Mapping[str, Sequence[PromptRow]],
+    records: Mapping[str, Sequence[Record]],
     lossless: Mapping[str, bool],
     *,
     plain: str = "plain",
     seed: int = 0,
 ) -> dict[str, MethodSummary]:
-    """Every method's figures, in the order of ``rows``; plain itself has no speed-up."""
-    base = rows.get(plain)
+    """Compute every method's figures, in the order of ``records``; plain itself has no speed-up."""
+    base = records.get(plain)
     return {
         method: summarise(
             of_method, None if method == plain else base, lossless=lossless[method], seed=seed
         )
-        for method, of_method in rows.items()
+        for method, of_method in records.items()
     }
 
 
 def comparisons(
-    rows: Mapping[str, Sequence[PromptRow]], *, seed: int = 0
+    records: Mapping[str, Sequence[Record]], *, seed: int = 0
 ) -> list[statistics.Comparison]:
-    """Every pair of methods, the faster one first."""
-    speed = {name: sum(len(r.tokens) for r in of) / _total(of).wall for name, of in rows.items()}
-    order = sorted((name for name in rows if speed[name]), key=lambda n: speed[n], reverse=True)
+    """Compare every pair of methods, the faster one first."""
+    speed = {name: tokens_per_second(of) for name, of in records.items()}
+    order = sorted((name for name in records if speed[name]), key=lambda n: speed[n], reverse=True)
     return [
-        statistics.compare(rows[fast], rows[slow], seed=seed)
+        statistics.compare(records[fast], records[slow], seed=seed)
         for place, fast in enumerate(order)
         for slow in order[place + 1 :]
     ]

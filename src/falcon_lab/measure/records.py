@@ -1,9 +1,8 @@
-"""What one method did with one prompt: the raw material of every metric.
+"""Record what one method did with one prompt: the raw material of every metric.
 
-Plain values only, so that rows go to ``results.json`` and come back unchanged. Nothing heavy is
-imported here: results are also read where torch is not wanted.
-
-Answers in the JSONL format of MT-bench and Spec-Bench, for scorers that read it.
+A record holds plain values only, so that it goes to JSON and comes back unchanged. Nothing heavy is
+imported here: results are also read where torch is not wanted. ``write_answers`` writes records in
+the JSONL format of MT-bench and Spec-Bench, for scorers that read it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ from falcon_lab.files import replacing
 
 @dataclass(frozen=True)
 class RoundColumns:
-    """The rounds of one answer, column by column, one entry a round.
+    """Describes the rounds of one answer, column by column, one entry a round.
 
     Attributes:
-        nodes: draft tokens and probes verified (the root not counted).
+        nodes: draft tokens and auxiliary nodes verified (the root not counted).
         depth: draft tokens on the longest path.
         passes: drafter passes.
         accepted: draft tokens accepted.
@@ -50,7 +49,7 @@ class RoundColumns:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. Everything but ``wall`` is None for a method that cannot be looked into.
+    """Says where the seconds went; all but ``wall`` are None for a method that is a black box.
 
     Attributes:
         wall: around the whole call, measured outside the engine, prefill included.
@@ -59,7 +58,7 @@ class Times:
         draft: drafter passes.
         verify: target forwards.
         accept: the acceptance rule.
-        commit: moving cache rows and telling the drafter.
+        commit: moving positions of the KV cache, and the drafter's ``observe``.
         overhead: tree building and the rest of the loop.
     """
 
@@ -81,8 +80,8 @@ class Times:
 
 
 @dataclass(frozen=True)
-class TurnRow:
-    """One answer.
+class Answer:
+    """Holds one answer.
 
     Attributes:
         prompt_tokens: tokens that the target had read when the answer began.
@@ -101,15 +100,15 @@ class TurnRow:
     rounds: RoundColumns
 
     @classmethod
-    def from_dict(cls, node: Mapping[str, Any]) -> TurnRow:
-        """The answer that ``asdict`` wrote."""
+    def from_dict(cls, node: Mapping[str, Any]) -> Answer:
+        """Read the answer that ``asdict`` wrote."""
         inside = {"times": Times(**node["times"]), "rounds": RoundColumns(**node["rounds"])}
         return cls(**{**node, **inside})
 
 
 @dataclass(frozen=True)
-class PromptRow:
-    """One method on one prompt: the repeat whose wall time is the median (the lower of two).
+class Record:
+    """Holds one method on one prompt: the repeat with the median wall time (the lower of two).
 
     Attributes:
         method: name of the method.
@@ -130,7 +129,7 @@ class PromptRow:
     method: str
     prompt: str
     category: str
-    turns: list[TurnRow]
+    turns: list[Answer]
     wall_repeats: list[float]
     repeats_agree: bool = True
     identical: bool | None = None
@@ -140,34 +139,34 @@ class PromptRow:
 
     @property
     def tokens(self) -> list[int]:
-        """The new tokens of all turns."""
+        """Return the new tokens of all turns."""
         return [token for turn in self.turns for token in turn.tokens]
 
     @property
     def rounds(self) -> RoundColumns:
-        """The rounds of all turns."""
+        """Return the rounds of all turns."""
         return sum((turn.rounds for turn in self.turns), RoundColumns())
 
     @property
     def times(self) -> Times:
-        """Seconds of all turns."""
+        """Sum the seconds of all turns."""
         first, *rest = (turn.times for turn in self.turns)
         return sum(rest, first)
 
     @property
     def distinct(self) -> float:
-        """Distinct tokens over new tokens (1 for an empty answer): low means that it loops."""
+        """Return distinct over new tokens (1 for an empty answer): low means that it loops."""
         tokens = self.tokens
         return len(set(tokens)) / len(tokens) if tokens else 1.0
 
     @property
     def accepted_histogram(self) -> list[int]:
-        """Entry a: rounds that accepted a draft tokens."""
+        """Count the rounds that accepted a draft tokens, in entry a."""
         accepted = self.rounds.accepted
         return [accepted.count(a) for a in range(max(accepted, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``results.json``; what can be computed from the rest is written out too."""
+        """Return what JSON holds; what can be computed from the rest is written out too."""
         return asdict(self) | {
             "new_tokens": len(self.tokens),
             "distinct": self.distinct,
@@ -176,14 +175,25 @@ class PromptRow:
         }
 
     @classmethod
-    def from_dict(cls, node: Mapping[str, Any]) -> PromptRow:
-        """The row that ``as_dict`` wrote."""
-        turns = [TurnRow.from_dict(turn) for turn in node["turns"]]
+    def from_dict(cls, node: Mapping[str, Any]) -> Record:
+        """Read the record that ``as_dict`` wrote."""
+        turns = [Answer.from_dict(turn) for turn in node["turns"]]
         known = {f.name for f in fields(cls)} - {"turns"}
         return cls(turns=turns, **{key: node[key] for key in known})
 
 
-def write_answers(path: Path, model_id: str, rows: Iterable[PromptRow]) -> None:
+def total_times(records: Sequence[Record]) -> Times:
+    """Sum the seconds of at least one record."""
+    first, *rest = (record.times for record in records)
+    return sum(rest, first)
+
+
+def tokens_per_second(records: Sequence[Record]) -> float:
+    """Return new tokens over wall time, prompts together."""
+    return sum(len(record.tokens) for record in records) / total_times(records).wall
+
+
+def write_answers(path: Path, model_id: str, records: Iterable[Record]) -> None:
     """Write one line a prompt, the file whole or not at all.
 
     ``accept_lengths`` counts the tokens that each verification brought, the target's own among
@@ -192,13 +202,13 @@ def write_answers(path: Path, model_id: str, rows: Iterable[PromptRow]) -> None:
     Args:
         path: the file.
         model_id: names the method.
-        rows: what it answered.
+        records: what it answered.
 
     Raises:
         FalconLabError: the file cannot be written; what was there before is still there.
     """
     now = time.time()
-    lines = [json.dumps(answer(model_id, row, now), ensure_ascii=False) for row in rows]
+    lines = [json.dumps(answer(model_id, record, now), ensure_ascii=False) for record in records]
     try:
         with replacing(path) as temporary:
             temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
@@ -206,22 +216,22 @@ def write_answers(path: Path, model_id: str, rows: Iterable[PromptRow]) -> None:
         raise FalconLabError(f"{path}: answers cannot be written ({error})") from error
 
 
-def answer(model_id: str, row: PromptRow, tstamp: float) -> dict[str, Any]:
-    """One line of the file."""
-    emitted = [turn.rounds.emitted or [1] * len(turn.tokens) for turn in row.turns]
+def answer(model_id: str, record: Record, tstamp: float) -> dict[str, Any]:
+    """Return one line of the file."""
+    emitted = [turn.rounds.emitted or [1] * len(turn.tokens) for turn in record.turns]
     return {
         # MT-bench numbers its questions, and scorers look them up by number.
-        "question_id": int(row.prompt) if row.prompt.isdecimal() else row.prompt,
-        "category": row.category,
-        "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, f"{model_id}/{row.prompt}").hex,
+        "question_id": int(record.prompt) if record.prompt.isdecimal() else record.prompt,
+        "category": record.category,
+        "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, f"{model_id}/{record.prompt}").hex,
         "model_id": model_id,
         "choices": [
             {
                 "index": 0,
-                "turns": [turn.text for turn in row.turns],
+                "turns": [turn.text for turn in record.turns],
                 "decoding_steps": [len(steps) for steps in emitted],
-                "new_tokens": [len(turn.tokens) for turn in row.turns],
-                "wall_time": [turn.times.wall for turn in row.turns],
+                "new_tokens": [len(turn.tokens) for turn in record.turns],
+                "wall_time": [turn.times.wall for turn in record.turns],
                 "accept_lengths": [length for steps in emitted for length in steps],
             }
         ],

@@ -1,4 +1,4 @@
-"""``results.json``: everything that was measured and under which conditions.
+"""Write and read ``results.json``: everything that was measured and under which conditions.
 
 ``docs/results-schema.md`` says what every key means; a test holds the two together.
 """
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_atomically
 from falcon_lab.measure import metrics
-from falcon_lab.measure.records import PromptRow
+from falcon_lab.measure.records import Record
 
 if TYPE_CHECKING:
-    from falcon_lab.measure.benchmark import Measurement
+    from falcon_lab.measure.measurement import Measurement
 
 SCHEMA_VERSION = 1
 PLAIN = "plain"
@@ -53,7 +53,7 @@ def build_results(
         left_out: method -> why it was not measured.
         trees: drawn trees, from ``TreeRecorder``.
     """
-    summaries = metrics.summaries(measurement.rows, measurement.lossless)
+    summaries = metrics.summaries(measurement.records, measurement.lossless)
     if headline is None:
         headline = _fastest(summaries, _own_methods(experiment))
     elif headline not in summaries:
@@ -71,9 +71,9 @@ def build_results(
         "labels": dict(labels or {}),
         "left_out": dict(left_out or {}),
         "methods": {name: asdict(summary) for name, summary in summaries.items()},
-        "comparisons": [asdict(found) for found in metrics.comparisons(measurement.rows)],
+        "comparisons": [asdict(found) for found in metrics.comparisons(measurement.records)],
         "trees": [dict(tree) for tree in trees],
-        "rows": [row.as_dict() for rows in measurement.rows.values() for row in rows],
+        "rows": [record.as_dict() for of in measurement.records.values() for record in of],
     }
 
 
@@ -86,22 +86,22 @@ def _fastest(summaries: Mapping[str, metrics.MethodSummary], own: Sequence[str])
 
 
 def _own_methods(experiment: Mapping[str, Any]) -> list[str]:
-    """Methods that use the drafter which the run itself trained."""
+    """List the methods that use the drafter which the run itself trained."""
     methods = (experiment.get("evaluation") or {}).get("methods") or {}
     return [n for n, m in methods.items() if not (m.get("drafter") or m.get("drafter_path"))]
 
 
 def _seeds(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Every seed that the experiment names, by its section; ``run`` is the experiment's own."""
+    """Return every seed by the section that names it; ``run`` is the experiment's own."""
     seeds = {"run": experiment.get("seed")}
     for section in ("data", "evaluation"):
         seeds[section] = (experiment.get(section) or {}).get("seed")
     return seeds
 
 
-def rows_of(results: Mapping[str, Any], method: str) -> list[PromptRow]:
-    """One method's rows, as they were measured."""
-    return [PromptRow.from_dict(row) for row in results["rows"] if row["method"] == method]
+def records_of(results: Mapping[str, Any], method: str) -> list[Record]:
+    """Return one method's records, as they were measured."""
+    return [Record.from_dict(node) for node in results["rows"] if node["method"] == method]
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> Path:
@@ -115,7 +115,7 @@ def write_results(path: Path, results: Mapping[str, Any]) -> Path:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become null."""
+    """Replace NaN and infinity, which JSON does not know, by null."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""How sure a speed-up is: the paired bootstrap over prompts, and over training seeds too.
+"""Say how sure a speed-up is, by the paired bootstrap over prompts, and over training seeds too.
 
 Shapes: M figures, S training seeds, P prompts, R resamples.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from falcon_lab.measure.records import PromptRow
+from falcon_lab.measure.records import Record
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio with its percentile interval; no interval from fewer than two prompts."""
+    """A ratio, with its percentile interval; no interval from fewer than two prompts."""
 
     ratio: float
     low: float | None
@@ -27,13 +27,13 @@ class Interval:
 
     @property
     def above_one(self) -> bool:
-        """Whether the whole interval lies above 1."""
+        """Tell whether the whole interval lies above 1."""
         return self.low is not None and self.low > 1.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether one method is faster than another.
+    """States whether one method is faster than another.
 
     Attributes:
         method: the one asked about.
@@ -56,7 +56,7 @@ def paired_ratio(
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Total time per token of ``base`` over that of ``other``: how much faster ``other`` is.
+    """Divide the time per token of ``base`` by that of ``other``: how much faster it is.
 
     Each is (seconds ``[P]``, new tokens ``[P]``), prompt by prompt in the same order. A resample
     draws P prompts with replacement and takes both methods' figures of each (Efron & Tibshirani,
@@ -80,7 +80,7 @@ def paired_ratio(
 def time_per_token_ratio(
     base: NDArray[np.float64], other: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``[2, …]`` seconds and tokens of each -> how much faster ``other`` is."""
+    """Return how much faster ``other`` is, from ``[2, …]`` seconds and tokens of each."""
     return np.asarray((base[0] / base[1]) / (other[0] / other[1]))
 
 
@@ -91,7 +91,7 @@ def resampled(
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """A statistic of sums over training seeds and prompts, with its interval over both.
+    """Return a statistic of sums over training seeds and prompts, with its interval over both.
 
     A resample draws each table's seeds with replacement, then the prompts with replacement, and
     takes every table's figures of each drawn seed on each drawn prompt. Prompts are drawn once for
@@ -131,12 +131,12 @@ def resampled(
 
 
 def _draws(dice: np.random.Generator, count: int, resamples: int) -> NDArray[np.float64]:
-    """``[R, count]``: how often each of ``count`` is drawn in a resample."""
+    """Draw ``[R, count]``: how often each of ``count`` is in a resample."""
     return dice.multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float64)
 
 
-def speedup(base: Sequence[PromptRow], other: Sequence[PromptRow], *, seed: int = 0) -> Interval:
-    """End-to-end speed-up of ``other`` over ``base``: wall time per token, prefill included."""
+def speedup(base: Sequence[Record], other: Sequence[Record], *, seed: int = 0) -> Interval:
+    """Return the speed-up of ``other`` over ``base``: wall time per token, prefill included."""
     pairs = pair(base, other)
     return paired_ratio(
         ([a.times.wall for a, _ in pairs], [len(a.tokens) for a, _ in pairs]),
@@ -145,21 +145,19 @@ def speedup(base: Sequence[PromptRow], other: Sequence[PromptRow], *, seed: int 
     )
 
 
-def compare(method: Sequence[PromptRow], than: Sequence[PromptRow], *, seed: int = 0) -> Comparison:
-    """Is ``method`` faster than ``than``? Yes only if the whole interval says so."""
+def compare(method: Sequence[Record], than: Sequence[Record], *, seed: int = 0) -> Comparison:
+    """Compare two methods: one is faster only if the whole interval lies above 1."""
     interval = speedup(than, method, seed=seed)
     return Comparison(method[0].method, than[0].method, interval, interval.above_one)
 
 
-def pair(
-    base: Sequence[PromptRow], other: Sequence[PromptRow]
-) -> list[tuple[PromptRow, PromptRow]]:
-    """The rows of the same prompt, side by side, in ``base``'s order.
+def pair(base: Sequence[Record], other: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return the records of the same prompt side by side, in ``base``'s order.
 
     Raises:
         ValueError: when the two do not hold the same prompts.
     """
-    by_prompt = {row.prompt: row for row in other}
-    if len(by_prompt) != len(other) or {row.prompt for row in base} != set(by_prompt):
+    by_prompt = {record.prompt: record for record in other}
+    if len(by_prompt) != len(other) or {record.prompt for record in base} != set(by_prompt):
         raise ValueError("the two methods were not measured on the same prompts")
-    return [(row, by_prompt[row.prompt]) for row in base]
+    return [(record, by_prompt[record.prompt]) for record in base]

@@ -8,7 +8,7 @@ from typing import Any
 
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
-from falcon_lab.measure.results import HF_GENERATE, PLAIN, rows_of
+from falcon_lab.measure.results import HF_GENERATE, PLAIN, records_of
 from falcon_lab.report import method_plots
 from falcon_lab.report.methods import (
     ACCEPTED,
@@ -149,7 +149,7 @@ def _examples(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = results["headline"]
     if name is None or PLAIN not in results["methods"]:
         return []
-    pairs = list(zip(rows_of(results, PLAIN), rows_of(results, name), strict=True))
+    pairs = list(zip(records_of(results, PLAIN), records_of(results, name), strict=True))
     pairs.sort(key=lambda pair: pair[1].identical is not False)
     verdict = {True: "identical", False: "different", None: "drawn independently"}
     return [

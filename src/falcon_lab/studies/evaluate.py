@@ -14,7 +14,6 @@ from falcon_lab.decoding.compiling import choose_target
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import PLAIN, measure
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import (
     build_methods,
@@ -24,8 +23,9 @@ from falcon_lab.measure.engines import (
     stop_of,
 )
 from falcon_lab.measure.hf_generate import HfGenerate
+from falcon_lab.measure.measurement import PLAIN, measure
 from falcon_lab.measure.records import write_answers
-from falcon_lab.measure.results import build_results, rows_of, write_results
+from falcon_lab.measure.results import build_results, records_of, write_results
 from falcon_lab.model.loading import resolve_device
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.registry import Components
@@ -121,4 +121,4 @@ def save_answers(folder: Path, methods: Sequence[str], results: dict[str, Any]) 
     """Write every method's answers in Spec-Bench's format."""
     folder.mkdir(exist_ok=True)
     for name in methods:
-        write_answers(folder / f"{name}.jsonl", name, rows_of(results, name))
+        write_answers(folder / f"{name}.jsonl", name, records_of(results, name))

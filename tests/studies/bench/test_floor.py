@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.studies.bench.machine import Machine, PassCost, floor_of
 from tiny_models import WINDOW, tiny_target
 
@@ -22,11 +22,11 @@ MATRICES = 2 * LAYER + 64 * 32
 NORMS = 5 * 32
 
 
-def row(prompt_tokens: int, nodes: list[int], accepted: list[int], verify: float) -> PromptRow:
+def row(prompt_tokens: int, nodes: list[int], accepted: list[int], verify: float) -> Record:
     rounds = RoundColumns(nodes=nodes, accepted=accepted)
     times = Times(1.0, 0.0, 1.0, 0.0, verify, 0.0, 0.0, 0.0)
-    turn = TurnRow(prompt_tokens, [1], "", "length", times, rounds)
-    return PromptRow("m", "p", "", [turn], [1.0])
+    turn = Answer(prompt_tokens, [1], "", "length", times, rounds)
+    return Record("m", "p", "", [turn], [1.0])
 
 
 def test_a_llama_pass_reads_its_matrices_norms_and_cache_once() -> None:

@@ -13,8 +13,8 @@ from fakes.itself import TargetItself
 from falcon_lab.acceptance import Auto
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.measure.benchmark import Measurement
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.measure.measurement import Measurement
+from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.studies.tune.choosing import choose, chosen_row
 from falcon_lab.studies.tune.costs import Costs
@@ -108,11 +108,11 @@ def test_a_dynamic_tree_is_grown_as_far_as_it_pays() -> None:
         assert best.promise.rate >= other.rate
 
 
-def answering(name: str, seconds: list[float]) -> list[PromptRow]:
-    def turn(wall: float) -> TurnRow:
-        return TurnRow(3, [1, 2], "", "length", Times(wall), RoundColumns())
+def answering(name: str, seconds: list[float]) -> list[Record]:
+    def turn(wall: float) -> Answer:
+        return Answer(3, [1, 2], "", "length", Times(wall), RoundColumns())
 
-    return [PromptRow(name, str(n), "", [turn(s)], [s]) for n, s in enumerate(seconds)]
+    return [Record(name, str(n), "", [turn(s)], [s]) for n, s in enumerate(seconds)]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.compiling import choose_target
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import Measurement, measure
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import next_logits, prompts_of, sampling_of, stop_of
-from falcon_lab.measure.records import PromptRow, Times
+from falcon_lab.measure.measurement import Measurement, measure
+from falcon_lab.measure.records import Record, Times
 from falcon_lab.measure.results import build_results
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
@@ -91,7 +91,7 @@ def bench_decoding(
                 "memory": asdict(peak) if (peak := peaks[name]) else None,
                 "floor": under(rows, cost, machine),
             }
-            for name, rows in measurement.rows.items()
+            for name, rows in measurement.records.items()
         },
     }
     return results
@@ -155,7 +155,7 @@ def compared(
     return results
 
 
-def split(rows: list[PromptRow]) -> dict[str, float] | None:
+def split(rows: list[Record]) -> dict[str, float] | None:
     """Share of decoding time by part of the loop, in %; None for what cannot be looked into."""
     first, *rest = (row.times for row in rows)
     times = sum(rest, first)
@@ -169,7 +169,7 @@ def _part(times: Times, name: str) -> float:
     return float(getattr(times, name) or 0.0)
 
 
-def under(rows: list[PromptRow], cost: PassCost | None, machine: Machine) -> dict[str, Any] | None:
+def under(rows: list[Record], cost: PassCost | None, machine: Machine) -> dict[str, Any] | None:
     """The floor under a method's passes as plain values."""
     floor = floor_of(rows, cost, machine) if cost else None
     return asdict(floor) if floor else None

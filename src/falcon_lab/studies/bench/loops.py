@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.schema import DecodingConfig, Experiment
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.benchmark import Engine
 from falcon_lab.measure.engines import build_methods
 from falcon_lab.measure.hf_generate import HfGenerate
+from falcon_lab.measure.measurement import Engine
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.loading import check_target
 from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS, PLAIN

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import nn
 
-from falcon_lab.measure.records import PromptRow
+from falcon_lab.measure.records import Record
 from falcon_lab.model.backbone import SLIDING
 from falcon_lab.timing import fastest
 
@@ -169,7 +169,7 @@ class Floor:
     reached: float
 
 
-def floor_of(rows: Sequence[PromptRow], cost: PassCost, machine: Machine) -> Floor | None:
+def floor_of(rows: Sequence[Record], cost: PassCost, machine: Machine) -> Floor | None:
     """The floor under a method's passes; None for one that cannot be looked into."""
     measured = sum(row.times.verify or 0.0 for row in rows)
     passes = [shape for row in rows for shape in _passes(row)]
@@ -193,7 +193,7 @@ def floor_of(rows: Sequence[PromptRow], cost: PassCost, machine: Machine) -> Flo
     )
 
 
-def _passes(row: PromptRow) -> Iterator[tuple[int, int]]:
+def _passes(row: Record) -> Iterator[tuple[int, int]]:
     """Rows and context of every pass: the newest token is read together with the drafts."""
     for turn in row.turns:
         context = turn.prompt_tokens

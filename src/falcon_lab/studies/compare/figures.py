@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from falcon_lab.measure import metrics
-from falcon_lab.measure.records import PromptRow
+from falcon_lab.measure.records import Record
 from falcon_lab.measure.statistics import Interval, resampled, time_per_token_ratio
 from falcon_lab.studies.compare.contestants import Cell
 from falcon_lab.studies.compare.measuring import Measured
@@ -23,14 +23,14 @@ Sums = NDArray[np.float64]
 """``[5, …]``: seconds, new tokens, tokens emitted in rounds, rounds, draft tokens accepted."""
 
 
-def sums(by_seed: Sequence[Sequence[PromptRow]]) -> Sums:
+def sums(by_seed: Sequence[Sequence[Record]]) -> Sums:
     """``[5, S, P]`` of the rows of every seed."""
     return np.array(
         [[_figures(row) for row in rows] for rows in by_seed], dtype=np.float64
     ).transpose(2, 0, 1)
 
 
-def _figures(row: PromptRow) -> tuple[float, ...]:
+def _figures(row: Record) -> tuple[float, ...]:
     rounds = row.rounds
     emitted, accepted = sum(rounds.emitted), sum(rounds.accepted)
     return (row.times.wall, len(row.tokens), emitted, len(rounds), accepted)

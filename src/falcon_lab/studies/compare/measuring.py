@@ -21,13 +21,9 @@ spread evenly among them: its median there is what the others' times are held ag
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +33,12 @@ from falcon_lab.config.schema import EvaluationConfig
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import append_line, read_lines
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import PLAIN, Engine, Measurement, measure
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import next_logits, other_prompts, stop_of
-from falcon_lab.measure.records import PromptRow, TurnRow
+from falcon_lab.measure.journal import Journal
+from falcon_lab.measure.measurement import PLAIN, Engine, Measurement, measure
+from falcon_lab.measure.records import Record
 from falcon_lab.sampling import Sampling
 from falcon_lab.studies.bench.memory import peak_of
 from falcon_lab.studies.compare.budgets import BEST, NodeBudget
@@ -53,75 +49,6 @@ from falcon_lab.timing import torch_threads
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.discovery import Components
-
-
-FOLDER = "rows"
-
-
-class RowJournal:
-    """A ``Journal`` of the benchmark in a file of JSON lines.
-
-    Args:
-        path: the file; what it holds is read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._process = secrets.token_hex(4)
-        self._answers: dict[tuple[int, str], dict[str, dict[str, Any]]] = {}
-        self._peaks: dict[str, int | None] = {}
-        for record in read_lines(path):
-            if "peak" in record:
-                self._peaks[record["method"]] = record["peak"]
-            elif "turns" in record:
-                at = (record["repeat"], record["prompt"])
-                self._answers.setdefault(at, {})[record["method"]] = record
-
-    @classmethod
-    def open(cls, folder: Path, kind: str, facts: Mapping[str, Any]) -> RowJournal:
-        """The journal of a measurement.
-
-        Args:
-            folder: of the comparison.
-            kind: begins the file's name.
-            facts: plain values that decide what is measured; the file's first line.
-        """
-        text = json.dumps(facts, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-        path = folder / FOLDER / f"{kind}-{digest}.jsonl"
-        if not path.exists():
-            append_line(path, {"facts": json.loads(text)})
-        return cls(path)
-
-    def __len__(self) -> int:
-        """Answers that were there when it was opened."""
-        return sum(map(len, self._answers.values()))
-
-    def group(
-        self, repeat: int, prompt: str, methods: Sequence[str]
-    ) -> dict[str, list[TurnRow]] | None:
-        """What all methods answered, if one process measured all of it."""
-        found = self._answers.get((repeat, prompt), {})
-        processes = {found[name]["process"] if name in found else None for name in methods}
-        if len(processes) != 1 or None in processes:
-            return None
-        return {
-            name: [TurnRow.from_dict(turn) for turn in found[name]["turns"]] for name in methods
-        }
-
-    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[TurnRow]) -> None:
-        """Append an answer."""
-        record = {"repeat": repeat, "prompt": prompt, "method": method, "process": self._process}
-        append_line(self.path, record | {"turns": [asdict(turn) for turn in turns]})
-
-    def peaks(self) -> dict[str, int | None]:
-        """Method -> bytes at its highest point, of those that were looked at."""
-        return dict(self._peaks)
-
-    def add_peak(self, method: str, peak: int | None) -> None:
-        """Append a look at the memory; None where the system does not tell."""
-        self._peaks[method] = peak
-        append_line(self.path, {"method": method, "peak": peak})
 
 
 @dataclass(frozen=True)
@@ -140,8 +67,8 @@ class Measured:
     """
 
     temperature: float
-    plain: list[PromptRow]
-    rows: dict[Cell, list[PromptRow]]
+    plain: list[Record]
+    rows: dict[Cell, list[Record]]
     lossless: dict[Cell, bool]
     best: dict[str, NodeBudget]
     tried: dict[str, dict[str, float]]
@@ -181,8 +108,8 @@ class Arena:
         cells = {cell: at for cell, at in self._cells(best).items() if at in engines}
         return Measured(
             temperature,
-            merged([found.rows[name] for name in yardsticks(self.plan)]),
-            {cell: found.rows[engine.name] for cell, engine in cells.items()},
+            merged([found.records[name] for name in yardsticks(self.plan)]),
+            {cell: found.records[engine.name] for cell, engine in cells.items()},
             {cell: found.lossless[engine.name] for cell, engine in cells.items()},
             best,
             tried,
@@ -225,7 +152,7 @@ class Arena:
         found, _ = self._measure("tune", engines, first, budgets, config, prompts)
         tried: dict[str, dict[str, float]] = {head.name: {} for head in self.plan.heads}
         for cell in engines:
-            tried[cell.head][cell.budget] = rate(found.rows[cell.name])
+            tried[cell.head][cell.budget] = rate(found.records[cell.name])
         words = {budget.word: budget for budget in grid}
         if nothing := [head for head, rates in tried.items() if not rates]:
             raise FalconLabError(
@@ -243,10 +170,10 @@ class Arena:
         budgets: Budgets,
         config: EvaluationConfig,
         prompts: Sequence[EncodedPrompt] | None = None,
-    ) -> tuple[Measurement, RowJournal]:
+    ) -> tuple[Measurement, Journal]:
         prompts = self.prompts if prompts is None else prompts
         facts = self._facts(config, prompts) | {"engines": made_of(contestants, budgets)}
-        journal = RowJournal.open(self.plan.folder, kind, facts)
+        journal = Journal.open(self.plan.folder, kind, facts)
         if journal:
             self.announce(f"{len(journal)} answers are there from before: {journal.path}")
         found = measure(
@@ -288,7 +215,7 @@ class Arena:
     def _peaks(
         self,
         engines: Mapping[Cell, SpeculativeEngine],
-        journal: RowJournal,
+        journal: Journal,
         config: EvaluationConfig,
     ) -> dict[Cell, int | None]:
         """Memory of one more answer of each engine with the first seed's drafter."""
@@ -320,7 +247,7 @@ def yardsticks(plan: Plan) -> list[str]:
     return [PLAIN, *(f"{PLAIN} {turn}" for turn in range(2, len(plan.heads) + 1))]
 
 
-def merged(turns: Sequence[Sequence[PromptRow]]) -> list[PromptRow]:
+def merged(turns: Sequence[Sequence[Record]]) -> list[Record]:
     """Plain decoding's rows: of every prompt the turn whose wall time is the median."""
     rows = []
     for of_prompt in zip(*turns, strict=True):
@@ -330,6 +257,6 @@ def merged(turns: Sequence[Sequence[PromptRow]]) -> list[PromptRow]:
     return rows
 
 
-def rate(rows: Sequence[PromptRow]) -> float:
+def rate(rows: Sequence[Record]) -> float:
     """New tokens a second, prompts together."""
     return sum(len(row.tokens) for row in rows) / sum(row.times.wall for row in rows)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig
 from falcon_lab.interfaces import Drafter
 from falcon_lab.measure import metrics
-from falcon_lab.measure.benchmark import Engine, Measurement, measure
 from falcon_lab.measure.conversation import EncodedPrompt
+from falcon_lab.measure.measurement import Engine, Measurement, measure
 from falcon_lab.measure.statistics import compare
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.replay import Follow, Look, Promise, odds, walk
@@ -96,14 +96,14 @@ def try_finalists(
 
 def chosen_row(trial: Measurement) -> str:
     """The tuned static tree, unless others are clearly faster: then the fastest of those."""
-    found = {name: compare(rows, trial.rows[TUNED]) for name, rows in trial.rows.items()}
+    found = {name: compare(rows, trial.records[TUNED]) for name, rows in trial.records.items()}
     clearly = {name: c.speedup.ratio for name, c in found.items() if c.faster}
     return max(clearly, key=lambda name: clearly[name], default=TUNED)
 
 
 def rates(trial: Measurement) -> dict[str, float]:
     """Tokens a second of every row of the trial."""
-    summaries = metrics.summaries(trial.rows, trial.lossless)
+    summaries = metrics.summaries(trial.records, trial.lossless)
     return {name: found.tokens_per_second for name, found in summaries.items()}
 
 

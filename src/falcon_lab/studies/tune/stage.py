@@ -13,7 +13,6 @@ from falcon_lab.decoding.compiling import choose_drafter, choose_target
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.interfaces import BuildContext, TreeBuilder
 from falcon_lab.measure import provenance
-from falcon_lab.measure.benchmark import PLAIN, Measurement, measure
 from falcon_lab.measure.engines import (
     Methods,
     add_method,
@@ -24,6 +23,7 @@ from falcon_lab.measure.engines import (
     prompts_of,
     stop_of,
 )
+from falcon_lab.measure.measurement import PLAIN, Measurement, measure
 from falcon_lab.measure.results import build_results
 from falcon_lab.measure.statistics import compare
 from falcon_lab.plugins.builtins import DynamicTreeConfig
@@ -275,9 +275,9 @@ def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
 
 def _over(measurement: Measurement, best: str) -> dict[str, Any]:
     """How much faster the chosen tree is than every other row, prompt by prompt."""
-    own = measurement.rows[best]
+    own = measurement.records[best]
     return {
         name: asdict(compare(own, rows).speedup)
-        for name, rows in measurement.rows.items()
+        for name, rows in measurement.records.items()
         if name != best
     }

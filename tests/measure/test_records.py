@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times
+from falcon_lab.measure.records import Record, RoundColumns, Times
 from measuring import measurement, row
 
 
 def test_a_row_survives_the_way_through_json() -> None:
-    for rows in measurement(2, diverging=True).rows.values():
+    for rows in measurement(2, diverging=True).records.values():
         for one in rows:
-            assert PromptRow.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+            assert Record.from_dict(json.loads(json.dumps(one.as_dict()))) == one
 
 
 def test_what_can_be_computed_is_written_out_too() -> None:

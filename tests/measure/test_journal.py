@@ -1,22 +1,22 @@
-"""The file that a comparison's answers are kept in."""
+"""The file that a measurement's answers are kept in."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from falcon_lab.measure.records import TurnRow
-from falcon_lab.studies.compare.measuring import RowJournal
+from falcon_lab.measure.journal import Journal
+from falcon_lab.measure.records import Answer
 from measuring import row
 
 FACTS = {"target": "tiny", "prompts": ["a", "b"]}
 
 
-def turns(wall: float = 1.0) -> list[TurnRow]:
+def turns(wall: float = 1.0) -> list[Answer]:
     return row("x", wall=wall, accepted=[2, 0], tokens=[1, 2, 3, 4]).turns
 
 
-def journal(folder: Path) -> RowJournal:
-    return RowJournal.open(folder, "compare", FACTS)
+def journal(folder: Path) -> Journal:
+    return Journal.open(folder, "compare", FACTS)
 
 
 def test_what_was_answered_is_read_by_the_next_process(tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_a_prompt_that_lacks_a_method_is_measured_again_as_a_whole(tmp_path: Pat
 
 
 def test_another_measurement_has_a_file_of_its_own(tmp_path: Path) -> None:
-    same = RowJournal.open(tmp_path, "compare", dict(reversed(FACTS.items())))
-    other = RowJournal.open(tmp_path, "compare", FACTS | {"target": "other"})
+    same = Journal.open(tmp_path, "compare", dict(reversed(FACTS.items())))
+    other = Journal.open(tmp_path, "compare", FACTS | {"target": "other"})
     assert same.path == journal(tmp_path).path != other.path
-    assert RowJournal.open(tmp_path, "tune", FACTS).path != same.path
+    assert Journal.open(tmp_path, "tune", FACTS).path != same.path
 
 
 def test_a_look_at_the_memory_is_kept_too_even_where_nothing_was_seen(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from falcon_lab.config.schema import EvaluationConfig
 from falcon_lab.decoding.generation import Generation, Round, Seconds
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.benchmark import measure
-from falcon_lab.measure.records import TurnRow
+from falcon_lab.measure.journal import Journal
+from falcon_lab.measure.measurement import measure
 from measuring import ChatLetters, Letters, Scripted, prompt
 
 STOP = StopCondition()
@@ -49,7 +50,7 @@ def test_warm_up_answers_are_not_measured() -> None:
     )
     assert len(plain.prompts) == 2  # there is one prompt to warm up with
     assert found.warmup == 1
-    assert len(found.rows["plain"][0].wall_repeats) == 1
+    assert len(found.records["plain"][0].wall_repeats) == 1
 
 
 def test_plain_comes_first_hugging_face_second_and_the_rest_as_they_came() -> None:
@@ -57,7 +58,7 @@ def test_plain_comes_first_hugging_face_second_and_the_rest_as_they_came() -> No
     found = measure(
         engines, [prompt("0", "a")], config(), stop=STOP, hf=Scripted([65]), on_progress=QUIET
     )
-    assert list(found.rows) == ["plain", "HF generate", "tree", "chain"]
+    assert list(found.records) == ["plain", "HF generate", "tree", "chain"]
 
 
 class Clocked(Scripted):
@@ -89,7 +90,7 @@ def test_the_median_repeat_counts_with_its_own_times(
         stop=STOP,
         on_progress=QUIET,
     )
-    [one] = found.rows["plain"]
+    [one] = found.records["plain"]
     assert one.wall_repeats == walls
     assert one.times.wall == median
     assert one.times.prefill == median / 4
@@ -101,7 +102,7 @@ def test_a_row_holds_what_the_engine_did() -> None:
     seconds = Seconds(0.5, 0.1, 0.2, 0.03, 0.04, 0.05)
     engine = Scripted([65, 66, 67], rounds=rounds, seconds=seconds, lossless=False)
     found = measure({"tree": engine}, [prompt("0", "ab")], config(), stop=STOP, on_progress=QUIET)
-    [one] = found.rows["tree"]
+    [one] = found.records["tree"]
     [turn] = one.turns
     assert (turn.prompt_tokens, turn.tokens, turn.text) == (2, [65, 66, 67], "ABC")
     assert (turn.rounds.nodes, turn.rounds.passes, turn.rounds.emitted) == ([6], [2], [3])
@@ -128,8 +129,8 @@ def test_output_is_held_against_plain_decodings_and_the_margin_asked_for() -> No
     found = measure(
         engines, [prompt("0", "ab")], config(), stop=STOP, logits=logits, on_progress=QUIET
     )
-    [same], [other], [short] = (found.rows[name] for name in ("same", "other", "short"))
-    assert found.rows["plain"][0].identical is None
+    [same], [other], [short] = (found.records[name] for name in ("same", "other", "short"))
+    assert found.records["plain"][0].identical is None
     assert (same.identical, same.difference_position, same.margin) == (True, None, None)
     assert (other.identical, other.difference_turn, other.difference_position) == (False, 0, 1)
     assert other.margin == pytest.approx(0.5)
@@ -143,7 +144,7 @@ def test_every_method_goes_on_from_its_own_answer() -> None:
     found = measure(engines, [prompt("0", "a", "b")], config(), stop=STOP, on_progress=QUIET)
     assert engines["plain"].prompts == [letters("a"), letters("aXb")]
     assert engines["tree"].prompts == [letters("a"), letters("aYb")]
-    [one] = found.rows["tree"]
+    [one] = found.records["tree"]
     assert [turn.prompt_tokens for turn in one.turns] == [1, 3]
     assert (one.difference_turn, one.difference_position) == (0, 0)
 
@@ -163,7 +164,7 @@ def test_a_difference_in_a_later_turn_is_found_there() -> None:
     engines = {"plain": Scripted(letters("XY")), "tree": Second([])}
     chat = prompt("0", "a", "b", tokenizer=ChatLetters(), chat=True)
     found = measure(engines, [chat], config(), stop=STOP, logits=logits, on_progress=QUIET)
-    [one] = found.rows["tree"]
+    [one] = found.records["tree"]
     assert (one.difference_turn, one.difference_position) == (1, 1)
     assert seen == [letters("<u>a<a>XY<u>b<a>X")]
     assert one.margin == -1.0
@@ -184,7 +185,7 @@ def test_sampled_output_is_not_held_against_plain_decodings() -> None:
     found = measure(
         engines, [prompt("0", "a")], config(temperature=1.0), stop=STOP, on_progress=QUIET
     )
-    assert found.rows["tree"][0].identical is None
+    assert found.records["tree"][0].identical is None
 
 
 def test_repeats_that_write_different_tokens_are_noticed() -> None:
@@ -195,8 +196,8 @@ def test_repeats_that_write_different_tokens_are_noticed() -> None:
 
     engines = {"plain": Scripted([65]), "tree": Fickle([])}
     found = measure(engines, [prompt("0", "a")], config(repeats=2), stop=STOP, on_progress=QUIET)
-    assert found.rows["plain"][0].repeats_agree
-    assert not found.rows["tree"][0].repeats_agree
+    assert found.records["plain"][0].repeats_agree
+    assert not found.records["tree"][0].repeats_agree
 
 
 def test_threads_are_set_for_the_measurement_and_put_back_even_after_an_error() -> None:
@@ -248,29 +249,13 @@ def test_what_a_stop_string_cuts_off_is_not_in_the_answers_text() -> None:
         stop=stop,
         on_progress=QUIET,
     )
-    [turn] = found.rows["plain"][0].turns
+    [turn] = found.records["plain"][0].turns
     assert (turn.text, turn.tokens) == ("AB", letters("AB#"))
 
 
 def test_no_prompts_are_an_error_that_names_the_key() -> None:
     with pytest.raises(FalconLabError, match=r"evaluation\.prompts"):
         measure({"plain": Scripted([65])}, [], config(), stop=STOP)
-
-
-class Kept:
-    """A journal in memory."""
-
-    def __init__(self) -> None:
-        self.answers: dict[tuple[int, str], dict[str, list[TurnRow]]] = {}
-
-    def group(
-        self, repeat: int, prompt: str, methods: Sequence[str]
-    ) -> dict[str, list[TurnRow]] | None:
-        found = self.answers.get((repeat, prompt), {})
-        return found if set(methods) <= set(found) else None
-
-    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[TurnRow]) -> None:
-        self.answers.setdefault((repeat, prompt), {})[method] = list(turns)
 
 
 class Stops(Scripted):
@@ -285,34 +270,39 @@ class Stops(Scripted):
         return super().generate(*args, **kwargs)
 
 
-def test_a_measurement_that_was_interrupted_goes_on_with_the_prompt_that_it_was_at() -> None:
-    journal = Kept()
+def test_a_measurement_that_was_interrupted_goes_on_with_the_prompt_that_it_was_at(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "answers.jsonl"
     log: list[tuple[str, str]] = []
     prompts = [prompt(str(n), letter) for n, letter in enumerate("abc")]
-    settings: dict[str, Any] = {"stop": STOP, "on_progress": QUIET, "journal": journal}
+    settings: dict[str, Any] = {"stop": STOP, "on_progress": QUIET}
     broken = {"plain": Scripted([65]), "tree": Stops([66])}
     with pytest.raises(KeyboardInterrupt):  # its fourth answer is to a in the second pass
-        measure(broken, prompts, config(repeats=2), **settings)
+        measure(broken, prompts, config(repeats=2), **settings, journal=Journal(path))
     engines = {name: Scripted([65], log=log, name=name) for name in ("plain", "tree")}
-    found = measure(engines, prompts, config(repeats=2, warmup=1), **settings)
+    found = measure(
+        engines, prompts, config(repeats=2, warmup=1), **settings, journal=Journal(path)
+    )
     order = [("plain", "a"), ("tree", "a")]  # the warm-up
     order += [("tree", "a"), ("plain", "a")]  # turns as they would have been
     order += [("plain", "b"), ("tree", "b"), ("tree", "c"), ("plain", "c")]
     assert log == order
-    assert [len(row.wall_repeats) for row in found.rows["tree"]] == [2, 2, 2]
-    assert found.rows["tree"][0].turns[0].tokens in ([65], [66])
+    assert [len(row.wall_repeats) for row in found.records["tree"]] == [2, 2, 2]
+    assert found.records["tree"][0].turns[0].tokens in ([65], [66])
 
 
 def test_a_finished_measurement_is_read_and_nothing_is_answered(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Kept()
+    path = tmp_path / "answers.jsonl"
     prompts = [prompt("0", "a")]
-    settings: dict[str, Any] = {"stop": STOP, "journal": journal}
-    first = measure({"plain": Scripted([65])}, prompts, config(warmup=1), **settings)
+    first = measure(
+        {"plain": Scripted([65])}, prompts, config(warmup=1), stop=STOP, journal=Journal(path)
+    )
     capsys.readouterr()
     idle = Scripted([66])
-    again = measure({"plain": idle}, prompts, config(warmup=1), **settings)
+    again = measure({"plain": idle}, prompts, config(warmup=1), stop=STOP, journal=Journal(path))
     assert idle.prompts == []
-    assert again.rows == first.rows
+    assert again.records == first.records
     assert capsys.readouterr().err == ""

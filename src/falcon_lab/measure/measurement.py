@@ -1,4 +1,4 @@
-"""The paired measurement: every method on every prompt, in one process, in turns.
+"""Measure methods pairwise: every method on every prompt, in one process, in turns.
 
 Shapes: P prompt tokens, V vocabulary.
 """
@@ -17,8 +17,9 @@ from torch import Tensor
 from falcon_lab.config.schema import EvaluationConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import EncodedPrompt
-from falcon_lab.measure.metrics import NextLogits, held_against
-from falcon_lab.measure.records import PromptRow, RoundColumns, Times, TurnRow
+from falcon_lab.measure.journal import Journal
+from falcon_lab.measure.metrics import NextLogits, compare_with_plain
+from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
@@ -34,7 +35,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class Engine(Protocol):
-    """Anything that answers a prompt. One with a lossy rule has ``lossless = False``; one that
+    """Answers a prompt. One with a lossy rule has ``lossless = False``; one that
     only a stopwatch outside can time has ``opaque = True``."""
 
     def generate(
@@ -50,32 +51,18 @@ class Engine(Protocol):
         ...
 
 
-class Journal(Protocol):
-    """Keeps answers as they come, so that a measurement that was killed can go on."""
-
-    def group(
-        self, repeat: int, prompt: str, methods: Sequence[str]
-    ) -> dict[str, list[TurnRow]] | None:
-        """What all methods answered in one turn of a prompt; None unless all of them did."""
-        ...
-
-    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[TurnRow]) -> None:
-        """Keep an answer."""
-        ...
-
-
 @dataclass
 class Measurement:
-    """What was measured.
+    """Holds what was measured.
 
     Attributes:
-        rows: method -> its rows, in the order of the prompts; methods in the order of the table.
+        records: method -> its records, in the order of the prompts; methods in the table's.
         lossless: method -> what its rule promises.
         repeats: timed passes over the prompts.
         warmup: prompts that every method decoded before.
     """
 
-    rows: dict[str, list[PromptRow]] = field(default_factory=dict)
+    records: dict[str, list[Record]] = field(default_factory=dict)
     lossless: dict[str, bool] = field(default_factory=dict)
     repeats: int = 1
     warmup: int = 0
@@ -99,11 +86,11 @@ def measure(
     whole passes, far apart in time, so that their median drops a disturbance.
 
     Args:
-        engines: method -> engine; ``plain`` is the loop that the others are held against.
+        engines: method -> engine; ``plain`` is the loop that the others are compared with.
         prompts: with unique ids.
         config: lengths, sampling, repeats, warm-up, threads, seed.
         stop: when an answer ends.
-        hf: a row of its own beside plain decoding.
+        hf: Hugging Face's engine, a method of its own beside plain decoding.
         logits: for the margin at the first token that differs from plain decoding.
         on_progress: None draws a progress bar.
         journal: with it a measurement goes on where another one of the same stopped. A prompt that
@@ -119,27 +106,25 @@ def measure(
     with torch_threads(config.threads), _reporter(on_progress, session.answers) as report:
         session.warm_up(report)
         session.run(report)
-    rows = {name: session.rows(name) for name in session.engines}
-    if PLAIN in rows and config.temperature == 0:
-        for name in rows:
+    records = {name: session.records(name) for name in session.engines}
+    if PLAIN in records and config.temperature == 0:
+        for name in records:
             if name != PLAIN:
-                rows[name] = [
-                    held_against(plain, row, prompt, logits)
-                    for plain, row, prompt in zip(rows[PLAIN], rows[name], prompts, strict=True)
-                ]
+                three = zip(records[PLAIN], records[name], prompts, strict=True)
+                records[name] = [compare_with_plain(*each, logits) for each in three]
     lossless = {n: bool(getattr(e, "lossless", True)) for n, e in session.engines.items()}
-    return Measurement(rows, lossless, session.repeats, session.warmups)
+    return Measurement(records, lossless, session.repeats, session.warmups)
 
 
 def _ordered(engines: Mapping[str, Engine], hf: Engine | None) -> dict[str, Engine]:
-    """Plain first, then Hugging Face's, then the rest as they come."""
+    """Put plain decoding first, then Hugging Face's, then the rest as they come."""
     first = {PLAIN: engines[PLAIN]} if PLAIN in engines else {}
     beside = {HF_GENERATE: hf} if hf is not None else {}
     return {**first, **beside, **{n: e for n, e in engines.items() if n != PLAIN}}
 
 
 class _Session:
-    """One measurement while it runs."""
+    """Holds one measurement while it runs."""
 
     def __init__(
         self,
@@ -160,10 +145,10 @@ class _Session:
         self.known = self._known()
         pending = self.repeats * len(prompts) - len(self.known)
         self.answers = len(engines) * (self.warmups + pending) if pending else 0
-        self.taken: dict[tuple[str, int], list[list[TurnRow]]] = {}
+        self.taken: dict[tuple[str, int], list[list[Answer]]] = {}
 
-    def _known(self) -> dict[tuple[int, int], dict[str, list[TurnRow]]]:
-        """(Repeat, place of a prompt) -> what an earlier process has measured of it."""
+    def _known(self) -> dict[tuple[int, int], dict[str, list[Answer]]]:
+        """Return what an earlier process has measured, by repeat and place of the prompt."""
         if self.journal is None:
             return {}
         found = {
@@ -174,14 +159,14 @@ class _Session:
         return {at: group for at, group in found.items() if group is not None}
 
     def warm_up(self, report: Callable[[str], None]) -> None:
-        """Untimed answers: allocators, kernels and caches are then as they will be."""
+        """Answer untimed: allocators, kernels and caches are then as they will be."""
         for place in range(self.warmups if self.answers else 0):
             for name in self.engines:
                 report(name)
                 self.answer(name, place)
 
     def run(self, report: Callable[[str], None]) -> None:
-        """All timed passes."""
+        """Make all timed passes."""
         names = list(self.engines)
         for repeat in range(self.repeats):
             for place in range(len(self.prompts)):
@@ -193,8 +178,8 @@ class _Session:
 
     def _group(
         self, names: Sequence[str], repeat: int, place: int, report: Callable[[str], None]
-    ) -> dict[str, list[TurnRow]]:
-        """What every method answers, in this order."""
+    ) -> dict[str, list[Answer]]:
+        """Let every method answer, in this order."""
         group = {}
         for name in names:
             report(name)
@@ -203,12 +188,12 @@ class _Session:
                 self.journal.add(repeat, self.prompts[place].id, name, group[name])
         return group
 
-    def answer(self, name: str, place: int) -> list[TurnRow]:
-        """One conversation, turn by turn; its seed depends on the prompt alone."""
+    def answer(self, name: str, place: int) -> list[Answer]:
+        """Hold one conversation, turn by turn; its seed depends on the prompt alone."""
         prompt = self.prompts[place]
         generator = torch.Generator(device=prompt.device)
         generator.manual_seed(self.config.seed + 1_000_003 * place)
-        turns: list[TurnRow] = []
+        turns: list[Answer] = []
         for _ in prompt.turns:
             tokens = prompt.tokens([turn.tokens for turn in turns])
             turns.append(self._turn(name, prompt, tokens, generator))
@@ -216,7 +201,7 @@ class _Session:
 
     def _turn(
         self, name: str, prompt: EncodedPrompt, tokens: Tensor, generator: torch.Generator
-    ) -> TurnRow:
+    ) -> Answer:
         engine = self.engines[name]
         with Stopwatch(tokens.device) as watch:
             out = engine.generate(
@@ -226,7 +211,7 @@ class _Session:
                 generator=generator,
                 stop=self.stop,
             )
-        return TurnRow(
+        return Answer(
             prompt_tokens=tokens.shape[0],
             tokens=[int(token) for token in out.tokens],
             text=self._text(prompt, out.tokens),
@@ -238,20 +223,20 @@ class _Session:
         )
 
     def _text(self, prompt: EncodedPrompt, tokens: list[int]) -> str:
-        """The answer; what a stop string cuts off is left out."""
+        """Return the answer's text without what a stop string cuts off."""
         if self.stop.strings:
             return self.stop.text(tokens)
         return prompt.text(tokens)
 
-    def rows(self, name: str) -> list[PromptRow]:
-        """The method's row of every prompt."""
-        return [self._row(name, place) for place in range(len(self.prompts))]
+    def records(self, name: str) -> list[Record]:
+        """Return the method's record of every prompt."""
+        return [self._record(name, place) for place in range(len(self.prompts))]
 
-    def _row(self, name: str, place: int) -> PromptRow:
+    def _record(self, name: str, place: int) -> Record:
         prompt, repeats = self.prompts[place], self.taken[name, place]
         walls = [sum(turn.times.wall for turn in turns) for turns in repeats]
         answers = [[turn.tokens for turn in turns] for turns in repeats]
-        return PromptRow(
+        return Record(
             method=name,
             prompt=prompt.id,
             category=prompt.category,
@@ -282,7 +267,7 @@ def _columns(out: Generation) -> RoundColumns:
 
 @contextmanager
 def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[str], None]]:
-    """A function to call with the method that comes next: the caller's, or a progress bar."""
+    """Yield a function to call with the method that comes next: the caller's, or a progress bar."""
     if on_progress is not None:
         yield _counting(on_progress, total)
         return

@@ -1,0 +1,84 @@
+"""Keep every answer in a file as it comes, so that a measurement that was killed goes on.
+
+The file is named by all that decides what is measured: the same measurement finds its answers
+again, and so does another one of the same folder that measures just the same, for another table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from falcon_lab.files import append_line, read_lines
+from falcon_lab.measure.records import Answer
+
+FOLDER = "rows"
+
+
+class Journal:
+    """Answers in a file of JSON lines.
+
+    Args:
+        path: the file; what it holds is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process = secrets.token_hex(4)
+        self._answers: dict[tuple[int, str], dict[str, dict[str, Any]]] = {}
+        self._peaks: dict[str, int | None] = {}
+        for line in read_lines(path):
+            if "peak" in line:
+                self._peaks[line["method"]] = line["peak"]
+            elif "turns" in line:
+                at = (line["repeat"], line["prompt"])
+                self._answers.setdefault(at, {})[line["method"]] = line
+
+    @classmethod
+    def open(cls, folder: Path, kind: str, facts: Mapping[str, Any]) -> Journal:
+        """Open the journal of a measurement.
+
+        Args:
+            folder: of the study; the file lies in ``rows`` below it.
+            kind: begins the file's name.
+            facts: plain values that decide what is measured; the file's first line.
+        """
+        text = json.dumps(facts, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        path = folder / FOLDER / f"{kind}-{digest}.jsonl"
+        if not path.exists():
+            append_line(path, {"facts": json.loads(text)})
+        return cls(path)
+
+    def __len__(self) -> int:
+        """Count the answers that were there when it was opened."""
+        return sum(map(len, self._answers.values()))
+
+    def group(
+        self, repeat: int, prompt: str, methods: Sequence[str]
+    ) -> dict[str, list[Answer]] | None:
+        """Return what all methods answered to a prompt; None unless one process measured it all."""
+        found = self._answers.get((repeat, prompt), {})
+        processes = {found[name]["process"] if name in found else None for name in methods}
+        if len(processes) != 1 or None in processes:
+            return None
+        return {name: [Answer.from_dict(turn) for turn in found[name]["turns"]] for name in methods}
+
+    def add(self, repeat: int, prompt: str, method: str, turns: Sequence[Answer]) -> None:
+        """Append an answer."""
+        line = {"repeat": repeat, "prompt": prompt, "method": method, "process": self._process}
+        append_line(self.path, line | {"turns": [asdict(turn) for turn in turns]})
+
+    def peaks(self) -> dict[str, int | None]:
+        """Return the bytes at the highest point of every method that was looked at."""
+        return dict(self._peaks)
+
+    def add_peak(self, method: str, peak: int | None) -> None:
+        """Append a method's memory; None where the system does not tell."""
+        self._peaks[method] = peak
+        append_line(self.path, {"method": method, "peak": peak})
