@@ -9,7 +9,7 @@ from fakes.decoding import chain
 from fakes.drafters import RandomDrafter
 from falcon_cases import drafter
 from falcon_lab.decoding.batch_drafting import RowByRow, copies_of, sequences_of
-from falcon_lab.drafters.head_batch import HeadSequences
+from falcon_lab.drafters.head_drafting import Drafting
 from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.template_tree import TemplateTree
@@ -96,4 +96,4 @@ def test_a_drafter_without_memory_is_told_nothing() -> None:
 
 
 def test_a_drafters_own_way_is_taken() -> None:
-    assert isinstance(sequences_of(drafter(block=2), 2, 40, TREE), HeadSequences)
+    assert isinstance(sequences_of(drafter(block=2), 2, 40, TREE), Drafting)

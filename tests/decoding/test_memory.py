@@ -127,7 +127,7 @@ def test_a_generation_takes_exactly_what_was_counted(
     )
     generate(engine, PROMPT, NEW)
     length = len(PROMPT) + NEW
-    own = engine.drafter._decoding._cache
+    own = engine.drafter._drafting
     assert own.nbytes == engine.drafter.kv_bytes(length, engine.tree_builder) > 0
     assert caches[0].nbytes + own.nbytes == counted(engine, length)
 

@@ -26,7 +26,7 @@ TREE: Any = SimpleNamespace(max_depth=9, max_nodes=4)
 
 
 class Both:
-    """The same calls to ``HeadSequences`` and to a drafter for each row."""
+    """The same calls to ``Drafting`` and to a drafter for each row."""
 
     def __init__(self, made: FalconDrafter, rows: int) -> None:
         self.block = made.block

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from falcon_cases import HIDDEN, VOCABULARY, drafter, rows
-from falcon_lab.drafters import head_decoding
+from falcon_lab.drafters import head_drafting
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from tiny_models import POSITIONS
@@ -198,7 +198,7 @@ def test_drafting_twice_without_news_gives_the_same() -> None:
 
 @pytest.mark.parametrize("query", ["block", "newest"])
 def test_the_cache_grows_with_the_sequence(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
-    monkeypatch.setattr(head_decoding, "CAPACITY", 8)
+    monkeypatch.setattr(head_drafting, "CAPACITY", 8)
     made = drafter(block=2, layers=2, query=query)
     _play(made, Oracle(made), [3, 5, 9, 20, 2])
 
@@ -234,10 +234,10 @@ def _changed(made: FalconDrafter, row: int) -> Tensor:
         made.observe(Observation(tokens[:10], moved[:10]))
         made.draft(ROOT)
         made.observe(Observation(tokens[10:], moved[10:]))
-        state = made._decoding
+        state = made._drafting._sequences[0]
         made.draft(ROOT)
-        assert state._recent is not None
-        outputs.append(state._recent)
+        assert state.recent is not None
+        outputs.append(state.recent)
     return (outputs[0] - outputs[1]).abs().sum()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from falcon_cases import drafter, rows
-from falcon_lab.drafters import head_decoding
+from falcon_lab.drafters import head_drafting
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import Frontier, Observation
 from watching import Largest
@@ -84,7 +84,7 @@ def test_one_long_observation_is_read_in_pieces(
 ) -> None:
     made = _made(3, query, phase)
     whole = observed(made, [50], (2, 4))
-    monkeypatch.setattr(head_decoding, "PIECE", 7)
+    monkeypatch.setattr(head_drafting, "PIECE", 7)
     calls: list[int] = []
     hook = made.backbone.register_forward_pre_hook(
         lambda _, __, given: calls.append(given["positions"].shape[1]), with_kwargs=True
@@ -119,10 +119,10 @@ def test_what_is_held_of_a_prompt_is_a_part_of_it(query: str, phase: str) -> Non
     with watched:
         observed(made, [part] * (length // part) + [2])
     assert watched.elements < length**2 / 3
-    state = made._decoding
-    assert state._recent is not None
-    assert state._recent.shape[1] <= 2
-    assert not state._pending
+    state = made._drafting._sequences[0]
+    assert state.recent is not None
+    assert state.recent.shape[1] <= 2
+    assert not state.pending
 
 
 @cache

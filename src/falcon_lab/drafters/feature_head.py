@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fusing
-from falcon_lab.drafters.head_batch import HeadSequences
 from falcon_lab.drafters.head_compiled import CompiledPass, CompiledPasses
-from falcon_lab.drafters.head_decoding import Decoding
+from falcon_lab.drafters.head_drafting import Drafting
 from falcon_lab.drafters.head_graphs import GraphPasses
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_passes import Passes
@@ -70,8 +69,8 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         offsets: nn.Parameter | None = None,
     ) -> None:
         super().__init__(host, fuse, backbone, block=block, aligned=aligned, offsets=offsets)
-        self.passes = Passes(fuse, backbone)
-        self._decoding = Decoding(self, self.passes)
+        self.passes = Passes(self)
+        self._drafting = Drafting(self, self.passes)
 
     # --- training -----------------------------------------------------------------------------
 
@@ -108,7 +107,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     def reset(self, first: Tensor) -> None:
         """Start a sequence. (Its first token alone makes no row.)"""
-        self._decoding = Decoding(self, self.passes)
+        self._drafting = Drafting(self, self.passes)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Memory of the decoder blocks' keys and values for such a sequence."""
@@ -122,7 +121,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Take that memory when the first row is computed, and no more later."""
-        self._decoding.expect(self._kv_rows(positions, tree))
+        self._drafting.expect(self._kv_rows(positions, tree))
 
     def _kv_rows(self, positions: int, tree: TreeBuilder) -> int:
         """Rows of a sequence, and of a round's blocks: at most one a node in every pass."""
@@ -133,12 +132,11 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     def observe(self, observation: Observation) -> None:
         """Append rows; the next ``draft`` computes them."""
-        self._decoding.observe(observation)
+        self._drafting.observe(0, observation)
 
-    @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
         """One pass: the last k rows (the root), or F blocks of draft tokens."""
-        return self._decoding.draft(frontier)
+        return self._drafting.draft({0: frontier})[0]
 
     def compiled(
         self,
@@ -167,19 +165,21 @@ class FeatureHead(HeadLayers, TrainableDrafter):
             other.passes = CompiledPasses(self, announce, compiler or compile_ahead)
         else:
             other.passes = GraphPasses(self, announce, recorder)
-        other._decoding = Decoding(other, other.passes)
+        other._drafting = Drafting(other, other.passes)
         return other
 
     @property
     def is_compiled(self) -> bool:
         """Whether its passes are compiled."""
-        return self.passes.at_once is not None
+        return self.passes.fast is not None
 
     def prepare(self, longest: int) -> None:
         """Compile the passes of rounds of up to so many new rows now, if they are to be."""
-        if isinstance(at_once := self.passes.at_once, CompiledPass):
-            at_once.prepare(longest)
+        if isinstance(fast := self.passes.fast, CompiledPass):
+            fast.prepare(longest)
 
-    def sequences(self, count: int, positions: int, tree: TreeBuilder) -> HeadSequences:
+    def sequences(self, count: int, positions: int, tree: TreeBuilder) -> Drafting:
         """Return places for ``count`` sequences that are drafted for in one call."""
-        return HeadSequences(self, count, positions, self._kv_rows(positions, tree))
+        room = self._kv_rows(positions, tree)
+        cache = self.backbone.new_batch_cache(count, room)
+        return Drafting(self, Passes(self), count, cache, widest=room - positions)

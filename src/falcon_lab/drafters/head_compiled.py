@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from falcon_lab.drafters.fusing import state_of
 from falcon_lab.drafters.head_layers import HeadLayers
-from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.drafters.head_passes import NewRows, Passes, PassOutput, feature_dtype
 from falcon_lab.interfaces import Announce, Compiled, PassCompiler
 from falcon_lab.model.compiled import (
     LEAST,
@@ -47,8 +47,8 @@ class CompiledPasses(Passes):
     def __init__(
         self, drafter: HeadLayers, announce: Announce, compiler: PassCompiler = compile_ahead
     ) -> None:
-        super().__init__(drafter.fuse, drafter.backbone)
-        self.at_once = CompiledPass(drafter, announce, compiler)
+        super().__init__(drafter)
+        self.fast = CompiledPass(drafter, announce, compiler)
 
 
 class CompiledPass:
@@ -83,15 +83,15 @@ class CompiledPass:
             if rows <= LONGEST:
                 self._pass((1, rows, max(0, self._block - rows), self._block))
 
-    def takes(self, tokens: Tensor, older: int, start: int) -> bool:
-        """Whether there is a pass for ``[D, L]`` tokens after so many older rows, the first of
-        them going to row ``start`` of the cache."""
-        sequences, rows = tokens.shape
-        few = max(sequences, rows) <= LONGEST and older + sequences * rows <= 3 * LONGEST
-        return few and start >= LEAST
+    def takes(self, rows: NewRows, cache: KVCache) -> bool:
+        """As ``FastPass``."""
+        sequences, length = rows.tokens.shape
+        older, size = rows.older.shape[0], rows.positions.shape[0]
+        few = 0 < max(sequences, length) <= LONGEST and size <= 3 * LONGEST
+        return few and older < self._block and cache.length >= LEAST
 
-    def __call__(self, rows: NewRows, cache: KVCache) -> AtOnce:
-        """As ``WholePass``."""
+    def __call__(self, rows: NewRows, cache: KVCache) -> PassOutput:
+        """As ``FastPass``."""
         tokens, features, state, older, positions, mask, asked = rows
         count, length = tokens.shape
         wide, before = size_for(count), older.shape[0]
@@ -119,7 +119,7 @@ class CompiledPass:
         cache.advance(new)
         if wide > count:
             after = [part[:, :count] for part in after]
-        return AtOnce(found, logits, fused[:count, :length], state_of(after))
+        return PassOutput(found, logits, fused[:count, :length], state_of(after))
 
     def _pass(self, shape: tuple[int, int, int, int]) -> Compiled:
         """The pass for D, L, O and N, whatever the context and the width of the mask."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from falcon_lab.drafters.fusing import state_of
 from falcon_lab.drafters.head_layers import HeadLayers
-from falcon_lab.drafters.head_passes import AtOnce, NewRows, Passes, feature_dtype
+from falcon_lab.drafters.head_passes import NewRows, Passes, PassOutput, feature_dtype
 from falcon_lab.interfaces import Announce, Outputs, Recorder
 from falcon_lab.model.graphs import SIZES, STEP, GraphStorage, StaticRows, Tail, size_for
 from falcon_lab.model.kv_cache import GrowingCache, KVCache
@@ -35,10 +35,10 @@ class GraphPasses(Passes):
     def __init__(
         self, drafter: HeadLayers, announce: Announce, recorder: Recorder, *, step: int = STEP
     ) -> None:
-        super().__init__(drafter.fuse, drafter.backbone)
+        super().__init__(drafter)
         attempts = Attempts("drafter", recorder, announce)
         self._storage = GraphStorage(drafter.backbone, attempts, step)
-        self.at_once = GraphPass(drafter, self._storage)
+        self.fast = GraphPass(drafter, self._storage)
 
     def capacity(self, rows: int) -> int:
         """As ``Passes``."""
@@ -71,12 +71,13 @@ class GraphPass:
         self._dtype = feature_dtype(drafter)
         self._inputs: dict[tuple[int, ...], tuple[_Inputs, Tail]] = {}
 
-    def takes(self, tokens: Tensor, older: int, start: int) -> bool:
-        """Whether ``[D, L]`` tokens after so many older rows are few enough for a graph."""
-        return start > 0 and older + tokens.numel() <= SIZES[-1]
+    def takes(self, rows: NewRows, cache: KVCache) -> bool:
+        """As ``FastPass``."""
+        usual = rows.tokens.shape[1] > 0 and rows.older.shape[0] < self._drafter.block
+        return usual and cache.length > 0 and rows.positions.shape[0] <= SIZES[-1]
 
-    def __call__(self, rows: NewRows, cache: KVCache) -> AtOnce:
-        """As ``WholePass``."""
+    def __call__(self, rows: NewRows, cache: KVCache) -> PassOutput:
+        """As ``FastPass``."""
         tokens, features, state, older, positions, mask, asked = rows
         given = _Inputs(tokens, features.to(self._dtype), older, positions, state or ())
         outputs = self._replayed(given, mask, cache, asked)
@@ -86,7 +87,7 @@ class GraphPass:
             cache.advance(positions.shape[0])
             outputs = tuple(output.clone() for output in outputs)
         found, logits, fused, *after = outputs
-        return AtOnce(found, logits, fused, state_of(after))
+        return PassOutput(found, logits, fused, state_of(after))
 
     def _replayed(
         self, given: _Inputs, mask: Tensor | None, cache: KVCache, asked: int
@@ -110,7 +111,7 @@ class GraphPass:
         return self._storage.replay(key, tail, cache, body)
 
     def _pass(self, given: _Inputs, mask: Tensor | None, cache: Any, asked: int) -> Outputs:
-        """As the modules do it: ``AtOnce``, flat."""
+        """As the modules do it: ``PassOutput``, flat."""
         drafter = self._drafter
         joined = drafter.join(given.tokens, given.features)
         fused, state = drafter.fuse(joined, state_of(given.state))

@@ -222,6 +222,17 @@ class KVCache(Cache):
             raise FalconLabError(f"cannot keep {length} of the KV cache's {self.length} rows")
         self._set_length(length)
 
+    def begin(
+        self, sequences: Sequence[int] | None = None, starts: Sequence[int] | None = None
+    ) -> None:
+        """Say where the coming pass writes: behind the first ``starts[0]`` rows."""
+        if starts is not None:
+            self.truncate(starts[0])
+
+    def reserve(self, rows: int) -> bool:
+        """Make room for ``rows`` rows, if the cache can; return whether its capacity changed."""
+        return False
+
     def record_positions(self, positions: Tensor) -> Tensor:
         """Note the positions ``[B or 1, n]`` of the rows that the coming forward pass appends.
 
@@ -485,6 +496,8 @@ class BatchCache(KVCache):
     def _of_the_pass(self, pool: Tensor) -> Tensor:
         """``[B, …]`` -> ``[R, …]``, without a copy where the rows are the first ones."""
         count = len(self._of)
+        if count == 1:
+            return pool[self._of[0] : self._of[0] + 1]
         if self._of == list(range(count)):
             return pool[:count]
         if self._picked is None:
@@ -518,10 +531,6 @@ class RowCache(KVCache):
                 self._allocate(layer, *old)
         if self.positions is not None:
             self.positions = self._whole.position_table(self.positions)[self._row]
-
-    def reserve(self, rows: int) -> bool:
-        """A row's room is what it is: it never changes. (Too little is an error of ``update``.)"""
-        return False
 
     def record_positions(self, positions: Tensor) -> Tensor:
         """Note the positions ``[1, n]`` of the coming rows; ``[1, length + n]``, all of them."""
