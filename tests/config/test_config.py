@@ -151,8 +151,8 @@ def test_a_section_that_is_null_by_default_can_be_given_by_override() -> None:
         ("acceptance.x=1", "acceptance.x: unknown key; acceptance_rule 'auto' has no options"),
         ("data.length=abc", "data.length: Value 'abc' of type 'str' is not a whole number"),
         ("drafter.block=1.5", "drafter.block: Value '1.5' of type 'float' is not a whole number"),
-        ("drafter.block=0", "drafter: block must be at least 1, got 0"),
-        ("tree.proposal=soft", "tree: proposal is 'soft'; choose one of deterministic, sampled"),
+        ("drafter.block=0", "drafter.block: is 0; it must be at least 1"),
+        ("tree.proposal=soft", "tree.proposal: is 'soft'"),
         ("data.length=???", "data.length: has no value yet"),
         ("data=3", "data: must be a mapping of keys to values, not 3"),
         ("data=null", "data: is empty"),
@@ -180,7 +180,7 @@ def test_a_wrong_override_is_named_with_its_full_key(
         ("  dept: 6", "x.yaml:4: tree.dept: unknown key; did you mean 'depth'?"),
         ("  depth: six", "x.yaml:4: tree.depth: Value 'six' of type 'str' is not a whole number"),
         ("  depth: null", "x.yaml:4: tree.depth: Incompatible value 'None' for field of type"),
-        ("  proposal: soft", "x.yaml:2: tree: proposal is 'soft'"),
+        ("  proposal: soft", "x.yaml:4: tree.proposal: is 'soft'"),
         ("wandb: {mode: of}", "x.yaml:4: wandb.mode: is 'of'; known: offline, online, disabled"),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_wrong_line_of_the_file_is_named(
 
 def test_an_override_beside_a_wrong_line_is_not_blamed(yaml: Callable[[str], str]) -> None:
     path = yaml("tree: {name: chain, proposal: soft}")
-    assert refusal(path, "tree.depth=3").startswith("x.yaml:1: tree: proposal")
+    assert refusal(path, "tree.depth=3").startswith("x.yaml:1: tree.proposal")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from falcon_cases import HIDDEN, drafter, inputs, rows
+from falcon_lab import fields
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
@@ -339,5 +340,5 @@ def test_documents_shorter_than_a_block_have_no_query_and_break_nothing() -> Non
     ("option", "value"), [("fuse", "gru"), ("query", "oldest"), ("phase", "full"), ("block", 0)]
 )
 def test_an_unknown_switch_is_refused(option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=option):
-        FalconConfig(**{option: value})
+    with pytest.raises(ConfigError, match=f"drafter.{option}"):
+        fields.options(FalconConfig, {option: value}, "drafter")

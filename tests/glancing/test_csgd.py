@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from falcon_lab import fields
+from falcon_lab.errors import ConfigError
 from falcon_lab.glancing import Csgd
 from falcon_lab.interfaces import BuildContext, GlanceRows
 from falcon_lab.plugins.builtins import CsgdConfig
@@ -141,5 +143,5 @@ def test_the_order_of_rows_does_not_matter() -> None:
 def test_the_switches_are_handed_on() -> None:
     data = _schedule(tokens="data", revealed_in_loss=False)
     assert (data.token_source, data.keep_revealed_in_loss) == ("data", False)
-    with pytest.raises(ValueError, match="tokens"):
-        CsgdConfig(tokens="model")
+    with pytest.raises(ConfigError, match=r"glancing\.tokens"):
+        fields.options(CsgdConfig, {"tokens": "model"}, "glancing")

@@ -11,8 +11,10 @@ from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import draw_anchors
 from falcon_lab_dflash.drafter import spread
 
+from falcon_lab import fields
 from falcon_lab.distill.labels import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import (
     Budget,
     Frontier,
@@ -219,5 +221,5 @@ def test_a_saved_drafter_drafts_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["block", "layers", "anchors"])
 def test_an_option_below_one_is_refused_by_name(key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        DFlashConfig(**{key: 0})
+    with pytest.raises(ConfigError, match=f"drafter.{key}"):
+        fields.options(DFlashConfig, {key: 0}, "drafter")

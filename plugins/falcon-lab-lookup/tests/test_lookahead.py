@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookup_cases import KNOWN, VOCAB, engine, target
 
+from falcon_lab import fields
 from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import Drafter, Frontier, Observation
 from falcon_lab.testing import accepted, build_drafter, fit, lossless_rounds, write, write_together
 
@@ -218,5 +220,5 @@ def test_it_says_how_many_auxiliary_nodes_there_are() -> None:
 
 @pytest.mark.parametrize("options", [{"ngram": 2}, {"window": 0}, {"guesses": 0}])
 def test_an_option_that_leaves_nothing_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        LookaheadConfig(**options)
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        fields.options(LookaheadConfig, options, "drafter")

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from falcon_lab import fields
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import BuildContext, Drafter, Frontier, Observation
 
 VOCABULARY = 12
@@ -131,5 +133,5 @@ def test_it_is_a_drafter_that_needs_no_features() -> None:
 
 @pytest.mark.parametrize("key", ["max_ngram", "num_tokens"])
 def test_an_option_below_one_is_refused_by_name(key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        LookupConfig(**{key: 0})
+    with pytest.raises(ConfigError, match=f"drafter.{key}: is 0; it must be at least 1"):
+        fields.options(LookupConfig, {key: 0}, "drafter")

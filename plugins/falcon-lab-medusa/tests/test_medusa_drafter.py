@@ -8,9 +8,11 @@ import torch
 from falcon_lab_medusa import MedusaConfig
 from medusa_cases import KNOWN, drafter, target
 
+from falcon_lab import fields
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.labels import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import (
     DrafterInputs,
     Frontier,
@@ -124,5 +126,5 @@ def test_a_saved_drafter_drafts_the_same(head: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("block", 0), ("layers", 0), ("head", "none")])
 def test_a_wrong_option_of_the_heads_is_refused_by_name(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=key):
-        MedusaConfig(**{key: value})
+    with pytest.raises(ConfigError, match=f"drafter.{key}"):
+        fields.options(MedusaConfig, {key: value}, "drafter")

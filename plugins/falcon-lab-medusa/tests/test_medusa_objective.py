@@ -8,6 +8,8 @@ from falcon_lab_medusa import MedusaObjectiveConfig
 from falcon_lab_medusa.objective import MedusaObjective
 from torch import Tensor
 
+from falcon_lab import fields
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import BuildContext, LabelledRows
 
 HOST: Any = None
@@ -65,5 +67,5 @@ def test_a_soft_label_is_met_by_the_target_s_distribution_alone() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("decay", 0.0), ("label", "best")])
 def test_a_wrong_option_is_refused_by_name(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=key):
-        MedusaObjectiveConfig(**{key: value})
+    with pytest.raises(ConfigError, match=f"objective.{key}"):
+        fields.options(MedusaObjectiveConfig, {key: value}, "objective")

@@ -8,7 +8,9 @@ import torch
 from falcon_lab_medusa import TypicalConfig
 from falcon_lab_medusa.typical import Typical
 
+from falcon_lab import fields
 from falcon_lab.acceptance import Greedy
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree, ancestor_matrix
@@ -121,5 +123,5 @@ def test_temperature_and_filters_come_before_the_bar() -> None:
 
 @pytest.mark.parametrize("key", ["epsilon", "alpha"])
 def test_a_threshold_outside_of_its_range_is_refused_by_name(key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        TypicalConfig(**{key: 0.0})
+    with pytest.raises(ConfigError, match=f"acceptance.{key}"):
+        fields.options(TypicalConfig, {key: 0.0}, "acceptance")

@@ -12,6 +12,8 @@ from sps_cases import drafter, engine, target
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from falcon_lab import fields
+from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import Budget, BuildContext, RoundOutcome
 from falcon_lab.testing import lossless_rounds
 
@@ -81,5 +83,5 @@ def test_it_limits_what_is_drafted() -> None:
 
 @pytest.mark.parametrize("options", [{"start": 0}, {"up": -1}, {"down": -1}])
 def test_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        HfLengthConfig(**options)
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        fields.options(HfLengthConfig, options, "controller")

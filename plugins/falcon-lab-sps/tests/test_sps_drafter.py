@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sps_cases import FAMILIES, POSITIONS, ROOT, VOCAB, drafter, engine, target, tell, uncached
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab import fields
+from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.interfaces import BuildContext, Frontier
 from falcon_lab.model.target import Target
 from falcon_lab.testing import TREES, accepted, fit, lossless_rounds, write, write_together
@@ -244,12 +245,12 @@ def test_tied_weights_are_held_once() -> None:
     [
         ({"model": "x", "layers": 2}, "leave out layers"),
         ({"revision": "main"}, "name the model"),
-        ({"hidden": 0}, "hidden must be at least 1"),
+        ({"hidden": 0}, "drafter.hidden: is 0; it must be at least 1"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        SpsConfig(**options)
+    with pytest.raises(ConfigError, match=said):
+        fields.options(SpsConfig, options, "drafter")
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:

@@ -9,19 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from falcon_lab.fields import choice, ranged
 from falcon_lab.plugins.hooks import Register, hookimpl
 
-
-def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` unless ``value`` is among ``choices``."""
-    if value not in choices:
-        raise ValueError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
-
-
-def at_least(key: str, value: int | None, least: int) -> None:
-    """Raise ``ValueError`` when ``value`` is less; None is left to the component."""
-    if value is not None and value < least:
-        raise ValueError(f"{key} must be at least {least}, got {value}")
+PROPOSALS = ("deterministic", "sampled")
 
 
 @dataclass
@@ -29,31 +20,21 @@ class FalconConfig:
     """Falcon's semi-autoregressive head (arXiv 2412.12639, §3.2). ``block: 1, fuse: linear`` is
     EAGLE-1."""
 
-    block: int = 2
+    block: int = ranged(2, least=1)
     """k: tokens per drafter pass."""
-    layers: int = 1
+    layers: int = ranged(1, least=1)
     """Decoder blocks of the target's own kind (the paper's text has one or two; Figure 2 two)."""
-    fuse: str = "lstm"
+    fuse: str = choice("lstm", ("lstm", "lstm_positionwise", "linear"))
     """``lstm`` (recurs over time), ``lstm_positionwise`` (what the official code computes) or
     ``linear`` (EAGLE)."""
-    lstm_layers: int = 2
-    dropout: float = 0.1
+    lstm_layers: int = ranged(2, least=1)
+    dropout: float = ranged(0.1, least=0, below=1)
     """Between the LSTM layers."""
-    query: str = "block"
+    query: str = choice("block", ("block", "newest"))
     """``block``: the last k rows predict (paper); ``newest``: all k are asked from the newest."""
-    phase: str = "aligned"
+    phase: str = choice("aligned", ("aligned", "absolute"))
     """``aligned``: the last k rows are one block, and training covers every phase; ``absolute``:
     blocks sit at multiples of k (the official code)."""
-
-    def __post_init__(self) -> None:
-        at_least("block", self.block, 1)
-        if min(self.layers, self.lstm_layers) < 1:
-            raise ValueError("layers and lstm_layers must be at least 1")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        one_of("fuse", self.fuse, ("lstm", "lstm_positionwise", "linear"))
-        one_of("query", self.query, ("block", "newest"))
-        one_of("phase", self.phase, ("aligned", "absolute"))
 
 
 @dataclass
@@ -64,15 +45,12 @@ class CsgdConfig:
     official code.
     """
 
-    start: float = 0.4
-    end: float = 0.0
-    tokens: str = "target"
+    start: float = ranged(0.4, least=0, most=1)
+    end: float = ranged(0.0, least=0, most=1)
+    tokens: str = choice("target", ("target", "data"))
     """Revealed tokens: ``target`` (its argmax, the paper) or ``data`` (the official code)."""
     revealed_in_loss: bool = True
     """Whether revealed positions count in the loss (official code) or not (GLAT)."""
-
-    def __post_init__(self) -> None:
-        one_of("tokens", self.tokens, ("target", "data"))
 
 
 @dataclass
@@ -80,8 +58,8 @@ class RandomConfig(CsgdConfig):
     """Glancing at random positions (GLAT, arXiv 2008.07905, §3.2), with GLAT's own ratios. GLAT
     leaves revealed positions out of the loss."""
 
-    start: float = 0.5
-    end: float = 0.3
+    start: float = ranged(0.5, least=0, most=1)
+    end: float = ranged(0.3, least=0, most=1)
     revealed_in_loss: bool = False
 
 
@@ -102,35 +80,25 @@ class FalconObjectiveConfig:
     feature: float = 1.0
     soft: float = 0.09
     hard: float = 0.01
-    hard_label: str = "argmax"
+    hard_label: str = choice("argmax", ("argmax", "data", "sampled"))
     """``argmax`` of the target, the ``data``'s token, or ``sampled`` from the target (official
     code)."""
-    soft_form: str = "kl"
+    soft_form: str = choice("kl", ("kl", "tempered"))
     """``kl``, or ``tempered`` (the official code's temperature mixture)."""
-    temperature: float = 0.95
+    temperature: float = ranged(0.95, above=0)
     """Of the tempered form."""
-    slot_decay: float = 1.0
+    slot_decay: float = ranged(1.0, above=0, most=1)
     """A row counts slot_decay to the power of its place in the block, 0..k-1: later rows are of use
     where the earlier ones are right (not in the paper; DFlash has exp(-1/4) for a block of 8)."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.slot_decay <= 1:
-            raise ValueError(f"slot_decay must lie in (0, 1], got {self.slot_decay}")
-        one_of("hard_label", self.hard_label, ("argmax", "data", "sampled"))
-        one_of("soft_form", self.soft_form, ("kl", "tempered"))
 
 
 @dataclass
 class ChainConfig:
     """A single path of draft tokens."""
 
-    depth: int = 4
-    proposal: str = "deterministic"
+    depth: int = ranged(4, least=0)
+    proposal: str = choice("deterministic", PROPOSALS)
     """At T > 0: the most likely token, or a ``sampled`` one."""
-
-    def __post_init__(self) -> None:
-        at_least("depth", self.depth, 0)
-        one_of("proposal", self.proposal, ("deterministic", "sampled"))
 
 
 @dataclass
@@ -140,13 +108,10 @@ class StaticConfig:
     template: Any = "auto"
     """The name of a template, shipped (``auto`` picks one by k) or a plug-in's; a mapping from node
     to child count (a node is its rank digits, "" the root); or a list of rank paths."""
-    proposal: str = "deterministic"
+    proposal: str = choice("deterministic", PROPOSALS)
     """At T > 0: the top candidates, or ``sampled`` ones without replacement."""
-    max_depth: int | None = None
+    max_depth: int | None = ranged(None, least=0)
     """Cut the template at this depth."""
-
-    def __post_init__(self) -> None:
-        one_of("proposal", self.proposal, ("deterministic", "sampled"))
 
 
 @dataclass
@@ -154,18 +119,14 @@ class DynamicTreeConfig:
     """A tree that goes where the drafter is sure (EAGLE-2, arXiv 2406.16858, §4). EAGLE-2's own
     numbers are ``nodes: 60, beam: 10, width: 10, depth: 7``."""
 
-    nodes: int = 16
+    nodes: int = ranged(16, least=0)
     """Draft tokens that are kept of all candidates."""
-    beam: int = 4
+    beam: int = ranged(4, least=1)
     """Most blocks that a pass expands."""
-    width: int = 4
+    width: int = ranged(4, least=1)
     """Candidates of every row."""
-    depth: int | None = None
+    depth: int | None = ranged(None, least=0)
     """Longest path; null goes by k: 4 for k = 1, 6 for k = 2, 2k above."""
-
-    def __post_init__(self) -> None:
-        for key, least in (("nodes", 0), ("beam", 1), ("width", 1), ("depth", 0)):
-            at_least(key, getattr(self, key), least)
 
 
 @dataclass
@@ -173,49 +134,37 @@ class PathsTreeConfig:
     """The paths that a drafter has found (n-grams of Lookahead, or copies of the text), as one
     tree."""
 
-    nodes: int = 32
+    nodes: int = ranged(32, least=0)
     """Most draft tokens; what does not fit is left out, the last paths first."""
-    depth: int = 10
+    depth: int = ranged(10, least=0)
     """Longest path."""
-
-    def __post_init__(self) -> None:
-        for key in ("nodes", "depth"):
-            at_least(key, getattr(self, key), 0)
 
 
 @dataclass
 class OptimalTreeConfig:
     """The likeliest tree of its size, by the drafter's own probabilities."""
 
-    nodes: int = 16
+    nodes: int = ranged(16, least=0)
     """Draft tokens in the tree."""
-    passes: int | None = None
+    passes: int | None = ranged(None, least=0)
     """Drafter passes, each of k levels; null goes by k: 4 for k = 1, 3 for k = 2, 2 above."""
-
-    def __post_init__(self) -> None:
-        for key in ("nodes", "passes"):
-            at_least(key, getattr(self, key), 0)
 
 
 @dataclass
 class FixedConfig:
     """The same budget every round; null leaves it to the tree."""
 
-    depth: int | None = None
-    nodes: int | None = None
-    passes: int | None = None
+    depth: int | None = ranged(None, least=0)
+    nodes: int | None = ranged(None, least=0)
+    passes: int | None = ranged(None, least=0)
 
 
 @dataclass
 class ConfidenceConfig(FixedConfig):
     """Draft on while the likeliest path is likely to be accepted, within the same budget."""
 
-    threshold: float = 0.3
+    threshold: float = ranged(0.3, above=0, most=1)
     """Stop when the drafter's own probability of its likeliest path falls below this."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.threshold <= 1.0:
-            raise ValueError(f"threshold must be in (0, 1], got {self.threshold}")
 
 
 @hookimpl

@@ -160,7 +160,7 @@ def test_files_that_build_on_each_other_are_refused(recipe: Path) -> None:
     [
         ("block: 3", "blok: 3", ":10: heads.falcon.drafter.blok: unknown key; did you mean"),
         ("block: 3", "block: x", ":10: heads.falcon.drafter.block: "),
-        ("block: 3", "block: 0", ":10: heads.falcon.drafter: block must be at least 1"),
+        ("block: 3", "block: 0", ":10: heads.falcon.drafter.block: is 0"),
         ("glancing: {name: csgd}", "glancin: {}", ":11: heads.falcon.glancin: unknown key"),
         ("glancing: {name: csgd}", "data: {}", ":11: heads.falcon.data: every head is trained"),
         ("glancing: {name: csgd}", "train: 3", ":11: heads.falcon.train: is 3; write true or"),

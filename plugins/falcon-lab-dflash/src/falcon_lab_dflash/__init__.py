@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from falcon_lab import hookimpl
+from falcon_lab.fields import ranged
 from falcon_lab.plugins.hooks import Register
 
 __all__ = ["DFlashConfig", "register_components"]
@@ -14,21 +15,16 @@ __all__ = ["DFlashConfig", "register_components"]
 class DFlashConfig:
     """The drafter."""
 
-    block: int = 8
+    block: int = ranged(8, least=1)
     """Tokens that a pass drafts, k: the masked positions after the root. Published heads have 15,
     and call the 16 with the root a block."""
-    layers: int = 2
+    layers: int = ranged(2, least=1)
     """Draft layers (five in the published heads)."""
     taps: list[int] = field(default_factory=list)
     """Layers of the target whose hidden states are read, 0 being its embeddings; empty: up to five,
     from the first to the last but one in equal steps."""
-    anchors: int = 32
+    anchors: int = ranged(32, least=1)
     """Blocks of a packed sequence that are trained at a time, at random places."""
-
-    def __post_init__(self) -> None:
-        for key in ("block", "layers", "anchors"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
 
 
 @hookimpl

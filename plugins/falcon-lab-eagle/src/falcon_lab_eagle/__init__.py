@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
+from falcon_lab.fields import choice, ranged
 from falcon_lab.plugins.hooks import Register
 
 __all__ = ["Eagle3Config", "EagleConfig", "register_components"]
@@ -14,12 +15,8 @@ __all__ = ["Eagle3Config", "EagleConfig", "register_components"]
 class EagleConfig:
     """EAGLE (arXiv 2401.15077, §4.1); with the tree ``dynamic`` EAGLE-2 (arXiv 2406.16858)."""
 
-    layers: int = 1
+    layers: int = ranged(1, least=1)
     """Decoder blocks of the target's own kind."""
-
-    def __post_init__(self) -> None:
-        if self.layers < 1:
-            raise ValueError(f"layers must be at least 1, got {self.layers}")
 
 
 @dataclass
@@ -29,14 +26,12 @@ class Eagle3Config:
     taps: list[int] | None = None
     """Layers of the target that are read (0: its embeddings, i: what layer i puts out); null is a
     low, a middle and a high one: 2, L // 2 and L - 3 of L layers."""
-    head: str = "target"
+    head: str = choice("target", ("target", "own"))
     """``target``: its frozen LM head; ``own``: one that is trained, as in the official code."""
 
     def __post_init__(self) -> None:
         if self.taps is not None and not self.taps:
             raise ValueError("taps must name at least one layer, or be null")
-        if self.head not in ("target", "own"):
-            raise ValueError(f"head must be target or own, got {self.head!r}")
 
 
 @hookimpl

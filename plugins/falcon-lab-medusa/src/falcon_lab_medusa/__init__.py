@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
+from falcon_lab.fields import choice, ranged
 from falcon_lab.plugins.hooks import Register
 
 __all__ = ["MedusaConfig", "MedusaObjectiveConfig", "TypicalConfig", "register_components"]
@@ -14,52 +15,34 @@ __all__ = ["MedusaConfig", "MedusaObjectiveConfig", "TypicalConfig", "register_c
 class MedusaConfig:
     """The heads."""
 
-    block: int = 4
+    block: int = ranged(4, least=1)
     """Heads, each for one more token below the root: k."""
-    layers: int = 1
+    layers: int = ranged(1, least=1)
     """Residual layers of a head."""
-    head: str = "own"
+    head: str = choice("own", ("own", "shared"))
     """``own``: every head has an output layer, which begins as the target's LM head (published);
     ``shared``: all of them use the target's frozen LM head, and have few weights."""
-
-    def __post_init__(self) -> None:
-        for key in ("block", "layers"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
-        if self.head not in ("own", "shared"):
-            raise ValueError(f"head is {self.head!r}; choose one of own, shared")
 
 
 @dataclass
 class MedusaObjectiveConfig:
     """Cross-entropy of every head, the later ones weighted less."""
 
-    decay: float = 0.8
+    decay: float = ranged(0.8, above=0, most=1)
     """Head i, from 1 on, has weight decay^i (0.8 in the paper; 1 in the official code)."""
-    label: str = "data"
+    label: str = choice("data", ("data", "argmax", "soft"))
     """What a head is to say: the ``data``'s token (published), the target's ``argmax``, or all of
     the target's distribution (``soft``)."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {self.decay}")
-        if self.label not in ("data", "argmax", "soft"):
-            raise ValueError(f"label is {self.label!r}; choose one of data, argmax, soft")
 
 
 @dataclass
 class TypicalConfig:
     """Typical acceptance: p(x) > min(epsilon, alpha·exp(-H(p))). It is lossy."""
 
-    epsilon: float = 0.09
+    epsilon: float = ranged(0.09, above=0, most=1)
     """What is likelier than this is always accepted."""
-    alpha: float = 0.3
+    alpha: float = ranged(0.3, above=0, most=1)
     """Of what the target's own uncertainty allows; about the square root of epsilon."""
-
-    def __post_init__(self) -> None:
-        for key in ("epsilon", "alpha"):
-            if not 0 < getattr(self, key) <= 1:
-                raise ValueError(f"{key} must lie in (0, 1], got {getattr(self, key)}")
 
 
 @hookimpl

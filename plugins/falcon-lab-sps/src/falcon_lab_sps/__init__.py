@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
+from falcon_lab.fields import ranged
 from falcon_lab.plugins.hooks import Register
 
 __all__ = ["HfLengthConfig", "SpsConfig", "register_components"]
 
 LAYERS = 2
-"""Of a fresh draft model."""
+"""Layers of a fresh draft model."""
 
 
 @dataclass
@@ -22,42 +23,34 @@ class SpsConfig:
     be distilled."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
-    layers: int | None = None
+    layers: int | None = ranged(None, least=1)
     """Of a fresh model; null is 2."""
-    hidden: int | None = None
+    hidden: int | None = ranged(None, least=1)
     """Its width; null is the target's."""
-    heads: int | None = None
+    heads: int | None = ranged(None, least=1)
     """Its attention heads; null is as many as the target has."""
-    intermediate: int | None = None
+    intermediate: int | None = ranged(None, least=1)
     """Width of its feed-forward layers; null keeps the target's proportion."""
 
     def __post_init__(self) -> None:
-        shape = {key: getattr(self, key) for key in ("layers", "hidden", "heads", "intermediate")}
-        given = {key: value for key, value in shape.items() if value is not None}
+        shape = ("layers", "hidden", "heads", "intermediate")
+        given = [key for key in shape if getattr(self, key) is not None]
         if self.model is not None and given:
             raise ValueError(f"model {self.model!r} has a shape of its own; leave out {min(given)}")
         if self.model is None and self.revision is not None:
             raise ValueError("revision is that of a model; name the model")
-        for key, value in given.items():
-            if value < 1:
-                raise ValueError(f"{key} must be at least 1, got {value}")
 
 
 @dataclass
 class HfLengthConfig:
     """The heuristic of Hugging Face's assisted generation."""
 
-    start: int = 5
+    start: int = ranged(5, least=1)
     """Draft tokens of a text's first round."""
-    up: int = 2
+    up: int = ranged(2, least=0)
     """More of them after a round in which all were accepted."""
-    down: int = 1
+    down: int = ranged(1, least=0)
     """Fewer after any other round; at least one is drafted."""
-
-    def __post_init__(self) -> None:
-        for key, least in (("start", 1), ("up", 0), ("down", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"{key} must be at least {least}, got {getattr(self, key)}")
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
+from falcon_lab.fields import ranged
 from falcon_lab.plugins.hooks import Register
 
 
@@ -12,30 +13,26 @@ from falcon_lab.plugins.hooks import Register
 class MlpConfig:
     """The drafter's options."""
 
-    width: int = 2
+    width: int = ranged(2, least=1)
     """Hidden units, in multiples of the target's."""
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
 
 
 @dataclass
 class StepConfig:
     """The schedule's options."""
 
-    until: float = 0.5
+    until: float = ranged(0.5, least=0, most=1)
     """Share of the training after which nothing is shown any more."""
-    ratio: float = 0.3
+    ratio: float = ranged(0.3, least=0, most=1)
 
 
 @dataclass
 class RakeConfig:
     """The tree builder's options."""
 
-    width: int = 2
+    width: int = ranged(2, least=1)
     """Paths that leave the root."""
-    depth: int = 3
+    depth: int = ranged(3, least=0)
 
 
 @hookimpl
