@@ -64,7 +64,7 @@ def test_the_command_writes_the_documents_code() -> None:
 
 
 def lists_it(text: str) -> None:
-    assert '"my-head"' in run(*shlex.split(text)[1:])
+    assert re.search(r"^drafter +my-head ", run(*shlex.split(text)[1:]), re.MULTILINE)
 
 
 def passes_its_test(text: str) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,25 +8,17 @@ import torch
 from click.testing import CliRunner, Result
 
 from falcon_lab.cli import main
-from falcon_lab.commands import check
+from falcon_lab.commands import decode
 from falcon_lab.interfaces import Acceptance
 from tiny_models import save_tiny
 
-SMALL = ["--prompts=2", "--samples=60", "--max-new-tokens=8"]
+PROMPTS = "evaluation.prompts.texts=['abc', 'de f', 'gh']"
+SMALL = ["--prompts=2", "--samples=60", "--max-new-tokens=8", PROMPTS]
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("target"), vocab=32)
-
-
-@pytest.fixture(autouse=True)
-def _known_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prompts(config: Any, **options: Any) -> list[Any]:
-        texts = ["abc", "de f", "gh"][: config.limit]
-        return [SimpleNamespace(id=text, category="", turns=[text]) for text in texts]
-
-    monkeypatch.setattr(check, "load_prompts", prompts)
 
 
 def call(target: Path, *overrides: str) -> Result:
@@ -83,5 +74,5 @@ def test_without_a_drafter_there_is_nothing_to_check(target: Path) -> None:
 
 
 def test_types_in_which_kernels_agree_are_the_exact_ones() -> None:
-    assert torch.float32 in check.EXACT
-    assert torch.bfloat16 not in check.EXACT
+    assert str(torch.float32) in decode.EXACT
+    assert str(torch.bfloat16) not in decode.EXACT

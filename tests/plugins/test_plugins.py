@@ -184,7 +184,7 @@ def with_sample(sample_wheel: Path, *arguments: str) -> str:
 
 
 def test_a_wheel_with_three_components_shows_all_three(sample_wheel: Path) -> None:
-    listing = json.loads(with_sample(sample_wheel, "plugins", "--strict"))
+    listing = json.loads(with_sample(sample_wheel, "plugins", "--json", "--strict"))
     brought = {
         (each["kind"], each["name"], each["version"])
         for each in listing["components"]

@@ -54,7 +54,7 @@ ALL = {"FALCON_LAB_PLUGINS": ",".join(f"new-{kind}" for kind in KINDS)}
 def test_all_of_them_install_and_are_listed(site: Path) -> None:
     names = {found.metadata["Name"] for found in distributions(path=[str(site)])}
     assert names == {f"new-{kind}" for kind in KINDS}
-    listing = json.loads(apart(site, "falcon_lab", "plugins", "--strict").stdout)
+    listing = json.loads(apart(site, "falcon_lab", "plugins", "--json", "--strict").stdout)
     assert listing["failures"] == []
     ours = {
         (each["kind"], each["name"])

@@ -1,1 +1,5 @@
-"""Bodies of the commands that need torch, one file for each, imported when the command runs."""
+"""The commands, a file for each group.
+
+Arguments are checked before anything heavy is imported: torch and what needs it are imported in
+the bodies.
+"""

@@ -1,4 +1,4 @@
-"""What is installed, what it can use, and what to mend."""
+"""``doctor``: what is installed, what it can use, and what to mend."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+import click
+
 from falcon_lab import __version__
-from falcon_lab.commands.lightning import OURS
 from falcon_lab.files import cache_folder
 from falcon_lab.plugins.discovery import load_components
+
+OURS = "falcon-lab"
+MENDABLE = 3
+"""Exit code when something is to be mended; 1 is a crash, and 2 an error of the command line."""
 
 REQUIRED = (
     "torch",
@@ -33,9 +38,25 @@ MALWARE = {"lightning": ("2.6.2", "2.6.3")}
 """Versions that must not be imported (GHSA-w37p-236h-pfx3)."""
 
 
+@click.command()
+def doctor() -> None:
+    """Print what is installed, what it can use, and what to mend; exit 3 if anything is."""
+    mendable = False
+    for finding in examine():
+        click.echo(str(finding))
+        mendable |= bool(finding.advice)
+    click.get_current_context().exit(MENDABLE if mendable else 0)
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do when it is not well."""
+    """A line of the report.
+
+    Attributes:
+        name: what was looked at.
+        state: how it is.
+        advice: what to do; empty when all is well.
+    """
 
     name: str
     state: str
@@ -47,7 +68,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything, one finding at a time; imports torch."""
+    """Look at everything, one finding at a time; imports torch."""
     yield Finding("falcon-lab", __version__)
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     versions = [package(name) for name in REQUIRED]
@@ -62,7 +83,7 @@ def examine() -> Iterator[Finding]:
 
 
 def package(name: str) -> Finding:
-    """A required package's version."""
+    """Look for a required package."""
     try:
         found = version(name)
     except PackageNotFoundError:
@@ -74,7 +95,7 @@ def package(name: str) -> Finding:
 
 
 def devices() -> Iterator[Finding]:
-    """Cores and GPUs."""
+    """Count cores and GPUs."""
     import torch
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -87,7 +108,7 @@ def devices() -> Iterator[Finding]:
 
 
 def optional_packages() -> Iterator[Finding]:
-    """What is used where it is there."""
+    """Look for packages that are used where they are there."""
     try:
         yield Finding("datasets", version("datasets"))
     except PackageNotFoundError:
@@ -96,14 +117,14 @@ def optional_packages() -> Iterator[Finding]:
 
 
 def flash_attn() -> Finding:
-    """FlashAttention 2 as its own package."""
+    """Look for FlashAttention 2 as its own package."""
     from falcon_lab.model.attention.flash_attn import absence
 
     return Finding("flash-attn", absence() or "usable")
 
 
 def attention() -> Finding:
-    """The values of ``target.attention`` that this machine can run."""
+    """List the values of ``target.attention`` that this machine can run."""
     import torch
 
     from falcon_lab.model.attention.choosing import usable_kernels
@@ -115,7 +136,7 @@ def attention() -> Finding:
 
 
 def plug_ins() -> Iterator[Finding]:
-    """Distributions that bring components, and those that could not."""
+    """List distributions that bring components, and those that did not load."""
     components = load_components()
     owners = {(c.distribution, c.version) for c in components.components} - {(OURS, __version__)}
     for name, found in sorted(owners):
@@ -127,12 +148,12 @@ def plug_ins() -> Iterator[Finding]:
 
 
 def allow_list() -> str:
-    """What FALCON_LAB_PLUGINS says."""
+    """Return the value of FALCON_LAB_PLUGINS."""
     return os.environ.get("FALCON_LAB_PLUGINS", "unset")
 
 
 def cache() -> Finding:
-    """The folder of targets that were trained once."""
+    """Look at the folder of targets that were trained once."""
     folder = cache_folder()
     if not folder.exists():
         return Finding("cache", f"{folder} (empty)")
@@ -143,7 +164,7 @@ def cache() -> Finding:
 
 
 def lightning_script() -> Finding:
-    """Whether the command ``lightning`` is ours: pip lets the last one installed overwrite it."""
+    """Look whether the command ``lightning`` is ours: pip lets the last one installed have it."""
     try:
         ours = distribution(OURS)
     except PackageNotFoundError:
@@ -161,6 +182,6 @@ def lightning_script() -> Finding:
 
 
 def _sha256(path: Path) -> str:
-    """A digest as wheels' RECORD writes it."""
+    """Return a digest as wheels' RECORD writes it."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

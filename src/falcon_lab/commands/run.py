@@ -1,68 +1,134 @@
-"""``falcon-lab run``: the experiment, or each of its variants with each of its seeds.
-
-``falcon-lab evaluate DIR``: measure a saved drafter, or a run's.
-
-``falcon-lab compare``: drafter heads on equal terms.
-
-``falcon-lab view-data``: samples with their loss mask.
-"""
+"""``run``, ``evaluate``, ``compare`` and ``view-data``: from a YAML or a folder to results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import click
 
-from falcon_lab import experiment
+from falcon_lab.commands.arguments import (
+    COUNT,
+    OVERRIDABLE,
+    announce,
+    first_and_rest,
+    no_color_option,
+    progress,
+    wants_color,
+    words_argument,
+)
+from falcon_lab.config.load import dump, load_experiment, variants
+from falcon_lab.config.overrides import is_yaml
 from falcon_lab.config.schema import Experiment
-from falcon_lab.data.corpora import corpus
-from falcon_lab.data.view import spans
-from falcon_lab.measure.results import write_results
-from falcon_lab.pretraining.target import ensure_target
-from falcon_lab.studies.compare.plan import Plan
-from falcon_lab.studies.compare.report import format_comparison, write_page
-from falcon_lab.studies.compare.stage import compare
+from falcon_lab.errors import FalconLabError
 
 
-def run_all(everything: list[tuple[str, int, Experiment]], announce: Callable[[str], None]) -> None:
-    """Run what ``falcon_lab.config.load.variants`` returned."""
+@click.command(context_settings=OVERRIDABLE)
+@words_argument("EXPERIMENT.yaml [KEY=VALUE]...")
+@click.option("--dry-run", is_flag=True, help="Print the resolved experiment and stop.")
+def run(words: Sequence[str], dry_run: bool) -> None:
+    """Train and measure what the YAML says. Overrides: tree.depth=6, or --tree.depth=6."""
+    path, overrides = first_and_rest(words, "an experiment's YAML")
+    everything = variants(path, overrides)
+    if dry_run:
+        click.echo(dump(load_experiment(path, overrides)), nl=False)
+    else:
+        run_all(everything)
+
+
+@click.command(context_settings=OVERRIDABLE)
+@words_argument("FOLDER|EXPERIMENT.yaml [KEY=VALUE]...")
+def evaluate(words: Sequence[str]) -> None:
+    """Measure what is there: a saved drafter's folder, a run's folder, or an experiment's YAML."""
+    name, overrides = first_and_rest(words, "a saved drafter, a run or a YAML")
+    what = Path(name)
+    if not what.exists():
+        raise FalconLabError(
+            f"{what}: no such file or folder; name a saved drafter, a run or a YAML"
+        )
+    if what.is_dir():
+        from falcon_lab import experiment
+
+        experiment.evaluate_saved(what, overrides, announce=announce)
+    else:
+        run_all(variants(what, ["stages=[evaluate, report]", *overrides]))
+
+
+def run_all(everything: list[tuple[str, int, Experiment]]) -> None:
+    """Run the experiment, or each of its variants with each of its seeds."""
+    from falcon_lab import experiment
+
     if len(everything) == 1:
         experiment.run(everything[0][2], announce=announce)
     else:
         experiment.run_variants(everything, announce=announce)
 
 
-def evaluate_folder(
-    folder: Path, overrides: Sequence[str], announce: Callable[[str], None]
-) -> None:
-    """Measure the drafter in ``folder``, or in the run that ``folder`` holds."""
-    experiment.evaluate_saved(folder, overrides, announce=announce)
+@click.command(context_settings=OVERRIDABLE)
+@words_argument("COMPARISON.yaml|RUN... [KEY=VALUE]...")
+@click.option("--dry-run", is_flag=True, help="Print what would be trained and measured, and stop.")
+def compare(words: Sequence[str], dry_run: bool) -> None:
+    """Train and measure drafter heads on equal terms: a YAML with heads, or runs that are there.
 
+    Every head is trained once a seed, as an ordinary run; then all drafters answer the same prompts
+    in one process, in turns, at equal node budgets. The same command goes on where it stopped.
+    """
+    from falcon_lab.studies.compare.given import plan_of_runs
+    from falcon_lab.studies.compare.loading import load_plan
+    from falcon_lab.studies.compare.plan import describe
 
-def compare_heads(plan: Plan, announce: Callable[[str], None]) -> None:
-    """Compare, print the tables, and write the results and the report into the plan's folder."""
-    results = compare(plan, announce, partial(experiment.run, announce=announce))
+    first, rest = first_and_rest(words, "a comparison's YAML, or runs")
+    if is_yaml(first):
+        plan = load_plan(Path(first), rest)
+    else:
+        runs = [Path(word) for word in words if "=" not in word and not is_yaml(word)]
+        plan = plan_of_runs(runs, [word for word in words if "=" in word or is_yaml(word)])
+    if dry_run:
+        click.echo(describe(plan))
+        return
+    for name, why in plan.left_out.items():
+        announce(f"left out: {name} ({why})")
+
+    from falcon_lab import experiment
+    from falcon_lab.measure.results import write_results
+    from falcon_lab.studies.compare.report import format_comparison, write_page
+    from falcon_lab.studies.compare.stage import compare as measure
+
+    results = measure(plan, announce, partial(experiment.run, announce=announce))
     click.echo(format_comparison(results))
     into = write_results(plan.folder / f"{plan.base.name}.json", results)
     report = write_page(plan.folder / f"{plan.base.name}.html", results)
     click.echo(f"\nreport   {report}\nresults  {into}")
 
 
-def show_samples(experiment: Experiment, samples: int, *, color: bool) -> None:
-    """Show the first ``samples`` training documents as the target's tokenizer cuts them."""
-    config = experiment.data
-    target = ensure_target(experiment.target, lambda line: click.echo(line, err=True))
+@click.command("view-data", context_settings=OVERRIDABLE)
+@words_argument("EXPERIMENT.yaml|CORPUS [KEY=VALUE]...")
+@click.option("--samples", type=COUNT, default=1, show_default=True)
+@no_color_option(help="Mark the loss with [[ ]] in place of colour.")
+def view_data(words: Sequence[str], samples: int, no_color: bool) -> None:
+    """Show samples of an experiment's data or of a corpus, tokens in the loss coloured."""
+    what, overrides = first_and_rest(words, "an experiment's YAML or a corpus")
+    if is_yaml(what):
+        experiment = load_experiment(what, overrides)
+    else:
+        experiment = load_experiment(None, [f"data.corpus={what}", *overrides])
+
+    from falcon_lab.data.corpora import corpus
+    from falcon_lab.data.view import spans
+    from falcon_lab.pretraining.target import ensure_target
+
+    config, color = experiment.data, wants_color(no_color)
+    target = ensure_target(experiment.target, progress)
     documents = corpus(config.corpus, split="train", limit=samples, seed=config.seed)
     for document in islice(documents, samples):
-        click.echo(f"— {document.id} ({document.source})", err=True)
-        for text, learnt in spans(document, target.tokenizer):
-            click.echo(mark(text, color=color) if learnt else text, nl=False, color=color)
+        progress(f"— {document.id} ({document.source})")
+        for text, in_loss in spans(document, target.tokenizer):
+            click.echo(mark(text, color=color) if in_loss else text, nl=False, color=color)
         click.echo()
 
 
 def mark(text: str, *, color: bool) -> str:
-    """Text in the loss: green, or in double brackets."""
+    """Return text in the loss: green, or in double brackets."""
     return click.style(text, fg="green") if color else f"[[{text}]]"

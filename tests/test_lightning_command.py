@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import falcon_lab.cli
-from falcon_lab.commands import lightning as lightning_command
-from falcon_lab.commands.lightning import is_ours, main, other_owner
+from falcon_lab import lightning_command
+from falcon_lab.lightning_command import is_ours, main, other_owner
 
 Install = Callable[[str], None]
 

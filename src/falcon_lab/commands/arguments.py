@@ -1,0 +1,110 @@
+"""Arguments and options that several commands share, and what they say to the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from falcon_lab.errors import FalconLabError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OVERRIDABLE = {"ignore_unknown_options": True}
+"""Context settings of a command for which ``--tree.depth=6`` is an override, not an option."""
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+COUNT = click.IntRange(1)
+
+overrides_argument = click.argument(
+    "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]..."
+)
+drafter_option = click.option(
+    "--drafter", type=click.Path(path_type=Path), help="A saved drafter's folder."
+)
+no_color_option = partial(click.option, "--no-color", is_flag=True)
+
+SETTINGS = {
+    "target": "target.name",
+    "tree": "tree.name",
+    "temperature": "evaluation.temperature",
+    "max_new_tokens": "evaluation.max_new_tokens",
+    "seed": "evaluation.seed",
+}
+"""Option -> the key of a configuration that it sets, where it is checked."""
+
+_OPTIONS = {
+    "target": click.option("--target", help="A built-in target, a hub id or a folder."),
+    "tree": click.option("--tree", help="A tree builder's name; its options as tree.depth=6."),
+    "temperature": click.option("--temperature", type=float, help="0 is greedy."),
+    "max_new_tokens": click.option("--max-new-tokens", type=int),
+    "seed": click.option("--seed", type=int),
+}
+
+
+def words_argument(metavar: str) -> Callable[[F], F]:
+    """Take one thing and its overrides, which may stand before it too; see ``first_and_rest``."""
+    return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)
+
+
+def settings(*names: str) -> Callable[[F], F]:
+    """Give a command the options of ``SETTINGS`` with these names; ``overrides_of`` reads them."""
+
+    def decorate(command: F) -> F:
+        for name in reversed(names):
+            command = _OPTIONS[name](command)
+        return command
+
+    return decorate
+
+
+def overrides_of(options: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Return a command's ``settings`` as overrides, followed by its own."""
+    given = [f"{key}={options[name]}" for name, key in SETTINGS.items() if _is_given(options, name)]
+    return [*given, *overrides]
+
+
+def _is_given(options: dict[str, Any], name: str) -> bool:
+    return options.get(name) is not None
+
+
+def counts(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Return ``1,4,8`` as numbers of at least one, ascending, each once."""
+    words = text.split(",") if text else []
+    try:
+        found = sorted({int(word) for word in words})
+    except ValueError:
+        found = [0]
+    if found and found[0] < 1:
+        raise FalconLabError(f"{option.opts[0]} takes numbers of at least 1, as in 1,4,8: {text}")
+    return tuple(found)
+
+
+def first_and_rest(words: Sequence[str], what: str) -> tuple[str, list[str]]:
+    """Return the first word that is no ``--key=value``, and all the others in order."""
+    for index, word in enumerate(words):
+        if not word.startswith("-"):
+            return word, [*words[:index], *words[index + 1 :]]
+    raise FalconLabError(f"name {what}; --help shows how")
+
+
+def wants_color(refused: bool) -> bool:
+    """Return whether to colour: not on request, in a pipe, or where NO_COLOR is set."""
+    return not refused and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def announce(line: str) -> None:
+    """Print a line on stdout; only the first process of a distributed run does."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
+        click.echo(line)
+
+
+def progress(line: str) -> None:
+    """Print a line on stderr, where stdout holds what the command was asked for."""
+    click.echo(line, err=True)

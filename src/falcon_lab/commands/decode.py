@@ -1,0 +1,228 @@
+"""``generate`` and ``check``: one prompt decoded before one's eyes, and a test of losslessness."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from falcon_lab.commands.arguments import (
+    COUNT,
+    OVERRIDABLE,
+    drafter_option,
+    no_color_option,
+    overrides_argument,
+    overrides_of,
+    progress,
+    settings,
+    wants_color,
+)
+from falcon_lab.config.saved import decoding_experiment, names_a_drafter
+from falcon_lab.config.schema import Experiment, MethodConfig
+from falcon_lab.errors import FalconLabError
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.engine import SpeculativeEngine
+    from falcon_lab.decoding.generation import Generation
+    from falcon_lab.decoding.stopping import StopCondition
+    from falcon_lab.interfaces import Acceptance
+    from falcon_lab.model.target import Target
+    from falcon_lab.tree import TokenTree
+
+engine_settings = settings("target", "tree", "temperature", "max_new_tokens", "seed")
+
+EXACT = ("torch.float32", "torch.float64")
+"""Types in which differently shaped kernels still agree on the most likely token."""
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for a character of which some bytes are still to come."""
+
+
+class Stream:
+    """Writes tokens as text, as soon as they are whole characters.
+
+    Attributes:
+        seconds: time spent here, which is not decoding's.
+    """
+
+    def __init__(self, stop: StopCondition, *, color: bool) -> None:
+        self.seconds = 0.0
+        self._stop, self._color = stop, color
+        self._tokens: list[int] = []
+        self._written = 0
+
+    def on_round(
+        self, tokens: list[int], drafted: int, tree: TokenTree | None, accepted: Acceptance | None
+    ) -> None:
+        """Write a round's tokens: first the ``drafted`` ones, then the target's own."""
+        from falcon_lab.timing import Stopwatch
+
+        with Stopwatch() as watch:
+            self._write(tokens[:drafted], drafted=True)
+            self._write(tokens[drafted:], drafted=False)
+            sys.stdout.flush()
+        self.seconds += watch.wall
+
+    def finish(self) -> None:
+        """Write what was held back, and end the line."""
+        text = self._stop.text(self._tokens)
+        click.echo(text[self._written :])
+
+    def _write(self, tokens: list[int], *, drafted: bool) -> None:
+        self._tokens += tokens
+        text = self._stop.text(self._tokens)
+        new = text[self._written :]
+        if not tokens or not new or new.endswith(UNFINISHED):
+            return
+        self._written = len(text)
+        styled = click.style(new, fg="green") if drafted and self._color else new
+        click.echo(styled, nl=False, color=self._color)
+
+
+@click.command(context_settings=OVERRIDABLE)
+@engine_settings
+@drafter_option
+@click.option("--prompt", help="The text to go on from; read from stdin when left out.")
+@no_color_option(help="Do not colour accepted draft tokens.")
+@overrides_argument
+def generate(
+    drafter: Path | None,
+    prompt: str | None,
+    no_color: bool,
+    overrides: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Continue a prompt as it is decoded, accepted draft tokens coloured, speed and τ at the end.
+
+    Without --drafter, decode plainly, or with the training-free drafter of drafter.name=NAME.
+    Other options are overrides of a configuration, such as tree.depth=6 or evaluation.top_p=0.9.
+    """
+    experiment = decoding_experiment(drafter, overrides_of(options, overrides))
+    text = prompt if prompt is not None else sys.stdin.read()
+    if not text.strip():
+        raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
+
+    import torch
+
+    from falcon_lab.decoding.plain import PlainEngine
+    from falcon_lab.measure.conversation import EncodedPrompt
+    from falcon_lab.measure.engines import sampling_of, stop_of
+
+    target = load(experiment)
+    drafting = speculative(experiment, target, drafter, overrides)
+    engine = drafting or PlainEngine(target, decoding=experiment.decoding)
+    chat = bool(getattr(target.tokenizer, "chat_template", None))
+    encoded = EncodedPrompt("prompt", "", (text,), target.tokenizer, chat, target.device)
+    stop = stop_of(experiment, target)
+    stream = Stream(stop, color=wants_color(no_color))
+    generation = engine.generate(
+        encoded.tokens([]),
+        max_new_tokens=experiment.evaluation.max_new_tokens,
+        sampling=sampling_of(experiment),
+        generator=torch.Generator(target.device).manual_seed(experiment.evaluation.seed),
+        stop=stop,
+        on_round=stream.on_round,
+    )
+    stream.finish()
+    progress(summary(generation, generation.seconds.total - stream.seconds))
+    if not engine.lossless:
+        progress("the acceptance rule is lossy: this is not the target's own text")
+
+
+def summary(generation: Generation, seconds: float) -> str:
+    """Return speed and τ in a line. The first token is the prompt's and is not timed."""
+    tokens, rounds = len(generation.tokens), generation.rounds
+    line = f"[{tokens} tokens, ended by {generation.finish}"
+    if rounds:
+        emitted = sum(each.emitted for each in rounds)
+        line += f", {emitted / max(seconds, 1e-9):.1f} tokens/s"
+        if any(each.nodes for each in rounds):
+            accepted = sum(each.accepted for each in rounds) / len(rounds)
+            line += f", τ {emitted / len(rounds):.2f} with the bonus token, {accepted:.2f} without"
+    return line + "]"
+
+
+@click.command(context_settings=OVERRIDABLE)
+@engine_settings
+@drafter_option
+@click.option("--prompts", type=COUNT, default=8, show_default=True)
+@click.option(
+    "--samples", type=click.IntRange(20), default=200, show_default=True, help="For each prompt."
+)
+@overrides_argument
+def check(
+    drafter: Path | None, prompts: int, samples: int, overrides: tuple[str, ...], **options: Any
+) -> None:
+    """Test whether a drafter is lossless on this target with this tree and rule; exit 1 if not.
+
+    Greedy: the same tokens as plain decoding, prompt by prompt. Sampled: total variation from the
+    target's own continuations, beside the noise floor that two runs of the target have.
+    """
+    experiment = decoding_experiment(drafter, overrides_of(options, overrides))
+
+    from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
+    from falcon_lab.decoding.plain import PlainEngine
+    from falcon_lab.measure.engines import prompts_of, sampling_of, stop_of
+
+    target = load(experiment)
+    engine = speculative(experiment, target, drafter, overrides)
+    if engine is None:
+        raise FalconLabError("name the drafter to check: --drafter DIR or drafter.name=NAME")
+    config, plain = experiment.evaluation, PlainEngine(target, decoding=experiment.decoding)
+    config.prompts.limit = prompts
+    tokens = [prompt.tokens([]) for prompt in prompts_of(experiment, target)]
+    stop, sampling = stop_of(experiment, target), sampling_of(experiment)
+    greedy = greedy_equality(plain, engine, tokens, max_new_tokens=config.max_new_tokens, stop=stop)
+    click.echo(greedy.verdict)
+    if not greedy.passed and str(target.dtype) not in EXACT:
+        click.echo(
+            f"{target.dtype} kernels of other shapes round differently; "
+            "check with target.dtype=float32"
+        )
+    sampled = sampled_distance(
+        plain,
+        engine,
+        tokens,
+        sampling=replace(sampling, temperature=1.0) if sampling.greedy else sampling,
+        stop=stop,
+        samples=samples,
+        seed=config.seed,
+    )
+    click.echo(sampled.verdict)
+    if not engine.lossless:
+        name = experiment.acceptance["name"]
+        click.echo(f"NOT lossless: acceptance rule {name!r} is lossy by its own word")
+    lossless = engine.lossless and greedy.passed and sampled.passed
+    click.get_current_context().exit(0 if lossless else 1)
+
+
+def load(experiment: Experiment) -> Target:
+    """Return the experiment's target on its device."""
+    from falcon_lab.decoding.compiling import choose_target
+    from falcon_lab.pretraining.target import ensure_target
+
+    target: Target = ensure_target(experiment.target, progress)
+    return choose_target(target, experiment.decoding, progress)
+
+
+def speculative(
+    experiment: Experiment, target: Target, drafter: Path | None, overrides: Sequence[str]
+) -> SpeculativeEngine | None:
+    """Return the engine of the saved drafter, or of the one that the overrides name, if any."""
+    from falcon_lab.measure.engines import Methods, add_method
+    from falcon_lab.plugins.discovery import load_components
+
+    if drafter is None and not names_a_drafter(overrides):
+        return None
+    config = MethodConfig(
+        drafter=None if drafter else experiment.drafter,
+        drafter_path=str(drafter) if drafter else None,
+    )
+    methods = Methods()
+    nowhere = Path()  # no run has trained anything here
+    add_method(methods, "it", config, experiment, target, load_components(), nowhere)
+    return methods.engines["it"]

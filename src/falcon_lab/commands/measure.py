@@ -1,0 +1,164 @@
+"""``bench`` and ``tune``: how fast decoding is on this machine, and the tree that suits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from falcon_lab.commands.arguments import (
+    COUNT,
+    FILE,
+    FOLDER,
+    OVERRIDABLE,
+    counts,
+    drafter_option,
+    first_and_rest,
+    overrides_argument,
+    overrides_of,
+    progress,
+    settings,
+    words_argument,
+)
+from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_json
+from falcon_lab.errors import FalconLabError
+from falcon_lab.studies.bench import HF_ASSISTED, METHODS
+
+TUNED_YAML, TUNED_JSON = "tuned.yaml", "tune.json"
+
+
+@click.command(context_settings=OVERRIDABLE)
+@drafter_option
+@click.option(
+    "--tree", "trees", multiple=True, help="NAME or NAME,depth=6; as often as there are trees."
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(list(METHODS)),
+    help="Measure this beside plain decoding; all when left out.",
+)
+@click.option("--assistant", help="A smaller model for Hugging Face's assisted generation.")
+@settings("target", "max_new_tokens", "seed")
+@click.option("--profile", type=FILE, help="Write a Chrome trace of our loops.")
+@click.option(
+    "--batch-sizes",
+    callback=counts,
+    help="1,4,8: measure throughput with so many prompts at a time instead, in our loops alone.",
+)
+@click.option("--json", "into", type=FILE, help="Write the results.")
+@overrides_argument
+def bench(
+    drafter: Path | None,
+    trees: tuple[str, ...],
+    methods: tuple[str, ...],
+    assistant: str | None,
+    profile: Path | None,
+    batch_sizes: tuple[int, ...],
+    into: Path | None,
+    overrides: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Measure decoding against Hugging Face's ways, and the target's pass against the machine.
+
+    Every method answers every prompt, in turns. Other arguments are overrides of a configuration,
+    such as target.lean=true or evaluation.threads=1; a row of evaluation.methods is measured too.
+    """
+    experiment = bench_experiment(drafter, trees, overrides_of(options, overrides))
+    if HF_ASSISTED in methods and assistant is None:
+        raise FalconLabError(f"--method {HF_ASSISTED} needs --assistant MODEL")
+    if batch_sizes and (methods or assistant or profile):
+        raise FalconLabError(
+            "--batch-sizes measures our own loops alone; leave out --method, --assistant and "
+            "--profile"
+        )
+
+    from falcon_lab.measure.results import write_results
+    from falcon_lab.studies.bench.batches import bench_batches
+    from falcon_lab.studies.bench.decoding import bench_decoding
+    from falcon_lab.studies.bench.report import format_batches, format_bench
+
+    if batch_sizes:
+        results = bench_batches(experiment, batch_sizes, announce=progress)
+        click.echo(format_batches(results))
+    else:
+        results = bench_decoding(
+            experiment,
+            set(methods or METHODS),
+            assistant=assistant,
+            trace=profile,
+            announce=progress,
+        )
+        click.echo(format_bench(results))
+    if into is not None:
+        write_results(into, results)
+
+
+@click.command(context_settings=OVERRIDABLE)
+@words_argument("DRAFTER [KEY=VALUE]...")
+@click.option(
+    "--tree",
+    "trees",
+    multiple=True,
+    help="Compare with this: NAME, NAME,depth=6 or a YAML; all that ship when left out.",
+)
+@click.option(
+    "--prompts",
+    "source",
+    default="validation",
+    show_default=True,
+    help="What to tune on: a set or a JSONL file, as evaluation.prompts.name.",
+)
+@click.option("--texts", type=click.IntRange(2), default=48, show_default=True, help="Of them.")
+@click.option("--nodes", type=COUNT, default=64, show_default=True, help="The largest tree.")
+@click.option("--depth", type=COUNT, default=12, show_default=True, help="The longest path.")
+@settings("target", "max_new_tokens", "seed")
+@click.option(
+    "--into",
+    type=FOLDER,
+    default=Path("tuned"),
+    show_default=True,
+    help="Folder for tuned.yaml, tune.json and plots.",
+)
+def tune(
+    words: tuple[str, ...],
+    trees: tuple[str, ...],
+    source: str,
+    texts: int,
+    nodes: int,
+    depth: int,
+    into: Path,
+    **options: Any,
+) -> None:
+    """Find the tree that makes a drafter fastest on this machine, and measure it beside others.
+
+    Measures what rounds cost, looks where the drafter is right on prompts that are not those of the
+    measurement, and builds the static tree and the confidence with the most expected tokens a
+    second. tuned.yaml is then an override: lightning run experiments/csgd.yaml tuned.yaml. Other
+    arguments are overrides too, such as target.lean=true or evaluation.threads=1.
+    """
+    name, overrides = first_and_rest(words, "a saved drafter's folder")
+    drafter = Path(name)
+    saved = read_json(drafter / "config.json")
+    decoding_experiment(drafter, overrides_of(options, overrides))  # a typo is found before torch
+
+    from falcon_lab.studies.tune.choosing import shipped_trees
+
+    rows = trees or shipped_trees(int(saved.get("drafter", {}).get("block", 1)))
+    experiment = bench_experiment(drafter, rows, overrides_of(options, overrides))
+
+    from falcon_lab.measure.results import write_results
+    from falcon_lab.studies.tune.fragment import write_fragment
+    from falcon_lab.studies.tune.report import format_tune, write_plots
+    from falcon_lab.studies.tune.stage import Limits
+    from falcon_lab.studies.tune.stage import tune as tune_tree
+
+    results = tune_tree(experiment, Limits(texts, source, nodes, depth), progress)
+    click.echo(format_tune(results))
+    into.mkdir(parents=True, exist_ok=True)
+    write_results(into / TUNED_JSON, results)
+    write_plots(into, results)
+    written = write_fragment(into / TUNED_YAML, results)
+    click.echo(f"\nthe tree: {written}; tables and answers: {into / TUNED_JSON}")
