@@ -168,7 +168,7 @@ def measure(shape: Shape) -> dict[str, Any]:
 
     def run(batch: Batch) -> float:
         if loop is None:
-            whole, tally = module.lesson(batch).learn(GLANCING)
+            whole, tally = module.step(batch).train(GLANCING)
             rows = tally.reduced()["train/loss"][1]
             loss = whole / rows
         else:

@@ -23,8 +23,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from falcon_lab.data.packing import Batch
-from falcon_lab.distill.labels import Labels, drafter_inputs, label_rows, repeated
-from falcon_lab.distill.randomness import derive_seed, generator_for, seeded_dropout
+from falcon_lab.distill.inputs import (
+    derive_seed,
+    drafter_inputs,
+    generator_for,
+    repeated,
+    seeded_dropout,
+)
+from falcon_lab.distill.rows import Labels, label_rows
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.relaxed_mask import Runs, find_runs

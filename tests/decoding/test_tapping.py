@@ -116,8 +116,8 @@ class Student(nn.Module, TrainedAlone):
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_a_student_is_taught_with_them(repeats: int) -> None:
     student, given = Student(), batch(3)
-    lesson = distillation(drafter=student, target=target(), repeats=repeats).lesson(given)
-    lesson.learn(0.0)
+    step = distillation(drafter=student, target=target(), repeats=repeats).step(given)
+    step.train(0.0)
     [inputs] = student.inputs
     assert inputs.taps is not None
     assert inputs.taps.shape == (2 * repeats, 23, 2, 32)
@@ -130,4 +130,4 @@ def test_features_from_a_store_are_not_enough_for_it() -> None:
     module = distillation(drafter=Student(), target=target())
     stored = batch(3)._replace(features=torch.zeros(2, 24, 32))
     with pytest.raises(FalconLabError, match=r"data\.feature_store=null"):
-        module.lesson(stored).learn(0.0)
+        module.step(stored).train(0.0)

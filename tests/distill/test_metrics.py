@@ -5,10 +5,10 @@ from falcon_lab.distill.metrics import (
     Tally,
     add_by_position,
     agreement,
+    blocks_of,
     expected_length,
     means,
     overlap,
-    places,
 )
 from falcon_lab.glancing import complete_blocks, number_blocks
 from falcon_lab.interfaces import LabelledRows, Prediction
@@ -63,7 +63,7 @@ def test_a_block_s_length_ends_at_its_first_rejection() -> None:
     group = [[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]]
     valid = torch.ones(1, 12, dtype=torch.bool)
     accepted = torch.tensor([1, 1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0]).bool()
-    where = places(_prediction(slot, group), valid, 3)
+    where = blocks_of(_prediction(slot, group), valid, 3)
     assert expected_length(accepted, where).tolist() == [4, 2, 1, 3]
     likely = expected_length(torch.full((12,), 0.5), where)
     assert likely.tolist() == pytest.approx([1.875] * 4)
@@ -72,16 +72,16 @@ def test_a_block_s_length_ends_at_its_first_rejection() -> None:
 def test_incomplete_blocks_have_no_length() -> None:
     slot, group = [[1, 0, 1, 0]], [[0, 1, 1, 2]]
     valid = torch.tensor([[True, True, True, True]])
-    where = places(_prediction(slot, group), valid, 2)
+    where = blocks_of(_prediction(slot, group), valid, 2)
     assert expected_length(torch.ones(4), where).tolist() == [3]
     valid[0, 2] = False
-    where = places(_prediction(slot, group), valid, 2)
+    where = blocks_of(_prediction(slot, group), valid, 2)
     assert expected_length(torch.ones(3), where).tolist() == []
 
 
 def test_positions_are_counted_from_one() -> None:
     slot, group = [[0, 1, 0, 1]], [[0, 0, 1, 1]]
-    where = places(_prediction(slot, group), torch.ones(1, 4, dtype=torch.bool), 2)
+    where = blocks_of(_prediction(slot, group), torch.ones(1, 4, dtype=torch.bool), 2)
     tally = Tally(CPU)
     add_by_position(tally, "position_{}", torch.tensor([1.0, 0.0, 1.0, 1.0]), where)
     assert means(tally.reduced()) == {"position_1": 1.0, "position_2": 0.5}

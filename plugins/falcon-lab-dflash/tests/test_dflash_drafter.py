@@ -12,7 +12,7 @@ from falcon_lab_dflash.anchors import draw_anchors
 from falcon_lab_dflash.drafter import spread
 
 from falcon_lab import fields
-from falcon_lab.distill.labels import label_rows
+from falcon_lab.distill.rows import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import (

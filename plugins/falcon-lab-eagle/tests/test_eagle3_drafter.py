@@ -75,7 +75,7 @@ def test_its_own_output_stands_where_no_layer_was_read() -> None:
 @pytest.mark.parametrize("head", ["eagle3", "eagle3-own"])
 def test_every_weight_learns_from_unrolled_passes(head: str) -> None:
     made = drafter(head)
-    loss, tally = module(made, unroll=3, unroll_decay=0.8).lesson(batch()).learn(0.0, accuracy=True)
+    loss, tally = module(made, unroll=3, unroll_decay=0.8).step(batch()).train(0.0, accuracy=True)
     loss.backward()  # type: ignore[no-untyped-call]
     for name, weight in made.named_parameters():
         assert weight.grad is not None, name
@@ -84,12 +84,13 @@ def test_every_weight_learns_from_unrolled_passes(head: str) -> None:
     assert all(weight.grad is None for weight in made.host.model.parameters())
 
 
-def test_logits_come_in_parts_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_come_in_chunks_however_many_there_are() -> None:
     losses = []
     for rows in (5, 1000):
-        monkeypatch.setattr("falcon_lab.distill.step.rows_at_once", lambda *_, rows=rows: rows)
         made = drafter("eagle3-own")
-        loss, _ = module(made, unroll=2).lesson(batch()).learn(0.0)
+        trained = module(made, unroll=2)
+        trained.chunk = rows
+        loss, _ = trained.step(batch()).train(0.0)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append([loss.detach(), *(weight.grad for weight in made.parameters())])
     for ours, whole in zip(*losses, strict=True):
@@ -99,9 +100,9 @@ def test_logits_come_in_parts_however_many_there_are(monkeypatch: pytest.MonkeyP
 def test_a_feature_loss_and_a_glance_are_refused_with_what_to_set() -> None:
     made = drafter("eagle3")
     with pytest.raises(FalconLabError, match=r"objective\.feature=0"):
-        module(made, feature=1.0).lesson(batch()).learn(0.0)
+        module(made, feature=1.0).step(batch()).train(0.0)
     with pytest.raises(FalconLabError, match=r"glancing\.name=none"):
-        module(made, glance="csgd").lesson(batch()).learn(0.4)
+        module(made, glance="csgd").step(batch()).train(0.4)
 
 
 def test_a_prompt_in_parts_is_the_prompt_at_once() -> None:

@@ -10,7 +10,7 @@ from medusa_cases import KNOWN, drafter, target
 
 from falcon_lab import fields
 from falcon_lab.data.packing import Batch
-from falcon_lab.distill.labels import label_rows
+from falcon_lab.distill.rows import label_rows
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import (

@@ -91,7 +91,7 @@ def test_a_document_does_not_see_the_one_before() -> None:
 
 def test_repeats_and_a_schedule_for_blocks_do_no_harm() -> None:
     trained = module(fresh(), schedule={"name": "csgd"}, repeats=2)
-    loss, tally = trained.lesson(batch()).learn(trained.schedule.ratio(0.0), accuracy=True)
+    loss, tally = trained.step(batch()).train(trained.schedule.ratio(0.0), accuracy=True)
     loss.backward()
     assert {"train/loss", "train/loss/soft", "train/position_1/accuracy"} <= tally.reduced().keys()
 
@@ -106,4 +106,4 @@ def test_it_has_nothing_to_glance_at() -> None:
 
 def test_an_objective_that_wants_features_is_refused_with_what_to_do() -> None:
     with pytest.raises(FalconLabError, match=r"objective\.feature=0"):
-        module(fresh(), feature=1.0).lesson(batch()).learn(0.0)
+        module(fresh(), feature=1.0).step(batch()).train(0.0)

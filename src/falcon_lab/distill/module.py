@@ -1,7 +1,6 @@
 """The one LightningModule: a frozen target teaches a drafter, whatever its head.
 
-What a step does with a batch is in ``lesson.py``: a teacher pass, [a glance pass without gradient],
-a student pass, the objective. Here is what Lightning asks for around it.
+What a step does with a batch is in ``step.py``; here is what Lightning asks for around it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 from falcon_lab.config.schema import DistillationConfig
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
-from falcon_lab.distill.step import Lesson
-from falcon_lab.distill.timing import StepClock
+from falcon_lab.distill.step import DistillationStep, StepClock
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Drafter, GlancingSchedule, Objective, TrainableDrafter
 from falcon_lab.timing import Stopwatch
@@ -32,15 +30,16 @@ class Distillation(LightningModule):
     """Trains a drafter. The target is neither trained, nor saved, nor wrapped.
 
     Attributes:
-        clock: seconds of the parts of the step that was last begun.
+        clock: seconds of the parts of the step that was begun last.
+        chunk: rows of logits at a time; None: as ``config.logits_mib`` says.
 
     Args:
         target: the frozen teacher.
         drafter: an ``nn.Module`` that fulfils ``TrainableDrafter``.
-        objective: what the student is asked for.
-        schedule: what the student is shown.
-        config: noise and optimiser.
-        seed: of everything random; together with ``Batch.index`` and the process's rank.
+        objective: the terms of the loss.
+        schedule: of glancing.
+        config: noise, repeats, unrolling, memory and optimiser.
+        seed: of everything random, together with ``Batch.index`` and the process's rank.
         max_steps: optimiser steps of the whole training (learning rate and glancing follow it).
         hyperparameters: plain nested mapping to store in checkpoints.
     """
@@ -70,20 +69,21 @@ class Distillation(LightningModule):
         self._validation: metrics.Tally | None = None
         self._step_watch: Stopwatch | None = None
         self.clock = StepClock()
+        self.chunk: int | None = None
         self._logged = False  # whether Lightning hands this step's values on
 
     # --- training ---------------------------------------------------------------------------
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """The batch is there: what was waited for it is known."""
+        """Start the step's clock: the batch is there."""
         every = getattr(self.trainer, "log_every_n_steps", 0)  # Lightning sets it undeclared
         self._logged = bool(every) and (self.global_step + 1) % every == 0
         self.clock.begin(self.device, wanted=self._logged)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """One micro-batch; its loss is a mean over the rows of all processes."""
+        """Return the loss of one micro-batch, a mean over the rows of all processes."""
         ratio = self.schedule.ratio(self.global_step / max(1, self.max_steps))
-        loss, tally = self.lesson(batch).learn(ratio, accuracy=self._logged)
+        loss, tally = self.step(batch).train(ratio, accuracy=self._logged)
         tally.add_sum("tokens", batch.tokens.numel(), 1)
         reduced = tally.reduced()
         self._log_step(reduced, ratio)
@@ -110,23 +110,23 @@ class Distillation(LightningModule):
         self.log_dict(values, rank_zero_only=True, batch_size=1)
 
     def on_after_backward(self) -> None:
-        """The gradient is there."""
+        """Time the backward pass."""
         self.clock.lap("backward")
 
     def optimizer_step(self, *arguments: Any, **settings: Any) -> None:
-        """Lightning's: the closure with everything above, then the optimiser's own work."""
+        """Run Lightning's closure with everything above, and time the optimiser's own work."""
         super().optimizer_step(*arguments, **settings)
         self.clock.lap("optimizer")
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log where the time went; what comes next is waiting for data."""
+        """Log the seconds of the parts; the wait for the next batch starts here."""
         if self._logged:
             values = {f"train/time/{part}": s for part, s in self.clock.seconds.items()}
             self.log_dict(values, rank_zero_only=True, batch_size=1)
         self.clock.mark()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Log the gradient's norm; refuse one that would spoil the weights."""
+        """Log the gradient's norm; refuse one that is not finite."""
         gradients = [p.grad for p in self.drafter.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
         if self.trainer.precision != "16-mixed":  # whose scaler skips such steps by itself
@@ -144,13 +144,13 @@ class Distillation(LightningModule):
     # --- validation -------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Begin to count."""
+        """Start a tally."""
         self._validation = metrics.Tally(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count what the drafter would have drafted right, without noise or glancing."""
+        """Tally how well the drafter would have drafted, without noise or glancing."""
         assert self._validation is not None
-        self.lesson(batch).examine(batch_idx, self._validation)
+        self.step(batch).validate(batch_idx, self._validation)
 
     def on_validation_epoch_end(self) -> None:
         """Log means over all batches of all processes."""
@@ -160,9 +160,9 @@ class Distillation(LightningModule):
         self._step_watch = None  # validation is not training time
         self.clock.mark()
 
-    def lesson(self, batch: Batch) -> Lesson:
-        """What training and validation make of a batch."""
-        return Lesson(
+    def step(self, batch: Batch) -> DistillationStep:
+        """Return the training or validation step of one batch."""
+        return DistillationStep(
             self.target,
             self.drafter,
             self.objective,
@@ -171,31 +171,32 @@ class Distillation(LightningModule):
             batch,
             (self.seed, int(batch.index), self.global_rank),
             self.clock,
+            self.chunk,
         )
 
     # --- Lightning --------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Training starts in training mode, whatever mode the drafter was handed over in."""
+        """Put the drafter into training mode, whatever mode it was handed over in."""
         if stage == "fit":
             self.drafter.train()
 
     def on_fit_start(self) -> None:
-        """The target goes where the drafter is; what is to be compiled is told so."""
+        """Move the target to the drafter's device; compile the training pass if asked to."""
         self.target.to(self.device)
         if self.config.compile:
             self.drafter.compile_training()
 
     def on_validation_start(self) -> None:
-        """As ``on_fit_start``, for ``Trainer.validate``."""
+        """Move the target to the drafter's device, for ``Trainer.validate``."""
         self.target.to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note which target the drafter belongs to."""
+        """Store which target the drafter belongs to."""
         checkpoint["target_fingerprint"] = self.target.fingerprint
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go on with another target."""
+        """Refuse a checkpoint of another target."""
         trained_for = checkpoint.get("target_fingerprint")
         if trained_for != self.target.fingerprint:
             raise FalconLabError(
@@ -204,7 +205,7 @@ class Distillation(LightningModule):
             )
 
     def configure_optimizers(self) -> Any:
-        """AdamW, warm-up, cosine."""
+        """Return AdamW with warm-up and cosine decay."""
         weights = [p for p in self.drafter.parameters() if p.requires_grad]
         return make_optimizer(weights, self.config.optimizer, self.max_steps)
 

@@ -16,8 +16,8 @@ from falcon_lab.config.schema import Experiment
 from falcon_lab.data.heldout import heldout_prompts
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
+from falcon_lab.distill.inputs import derive_seed
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.randomness import derive_seed
 from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, TrainableDrafter, is_trainable

@@ -1,16 +1,16 @@
-"""One batch, taught or examined: what a step does, whoever runs it.
+"""One training step or validation step on one batch, whoever runs it.
 
-    teach    one forward pass of the target              → features (its logits where asked for)
-    glance   a student pass without gradient              → where it is wrong → what it is shown
-    study    the student pass that is learnt from
-    loss     student and target, a few rows at a time; of all rows, or of those that the schedule
-             chooses
+    teacher  one forward pass of the target               → features (its logits where needed)
+    glance   a drafter pass without gradient              → where it is wrong → what is revealed
+    student  the drafter pass with gradient; with ``distillation.unroll`` several, each continuing
+             from the predictions of the one before
+    loss     drafter and target, a chunk of rows at a time, over all rows or over those that the
+             glancing schedule chooses
 
-Both student passes have the same noise, block phases and dropout mask, and so the same rows and
-labels, which are found once. With ``distillation.unroll`` the student goes on from the pass that is
-learnt from (``Drafter.unroll``), and further passes are learnt from too.
+The glance pass and the student pass have the same noise, block phases and dropout mask, and so the
+same rows and labels.
 
-Shapes: B batch, T tokens, R prediction rows, R' rows that count, H hidden.
+Shapes: B sequences, T tokens, R prediction rows, L tapped layers, H hidden.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch import Tensor
 from falcon_lab.config.schema import DistillationConfig
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
-from falcon_lab.distill.labels import (
-    Labels,
+from falcon_lab.distill.inputs import (
+    derive_seed,
     drafter_inputs,
-    label_rows,
+    generator_for,
     repeated,
+    seeded_dropout,
     with_own_features,
 )
-from falcon_lab.distill.loss import RowLoss, StudentRows, Teacher, rows_at_once
-from falcon_lab.distill.randomness import derive_seed, generator_for, seeded_dropout
-from falcon_lab.distill.timing import StepClock
+from falcon_lab.distill.loss import ChunkedLoss, Teacher, rows_per_chunk
+from falcon_lab.distill.rows import Labels, StudentRows, label_rows
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     DrafterInputs,
@@ -46,24 +46,58 @@ from falcon_lab.interfaces import (
     Reveal,
 )
 from falcon_lab.model.target import NOT_STORED
+from falcon_lab.timing import Stopwatch
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
 
 
+class StepClock:
+    """Seconds of the parts of a step.
+
+    A GPU is waited for only in steps whose times are wanted; the waiting costs such a step a
+    little.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, float] = {}
+        self._watch = Stopwatch()
+
+    def begin(self, device: torch.device, *, wanted: bool) -> None:
+        """Start a step; the time since the last ``mark`` was spent waiting for its data."""
+        self._watch.device = None
+        self._parts = {"data": self._watch.lap()}
+        self._watch.device = device if wanted else None
+        self.mark()
+
+    def mark(self) -> None:
+        """Start the next part here."""
+        self._watch.start()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last mark or lap to the part ``name``."""
+        self._parts[name] = self._parts.get(name, 0.0) + self._watch.lap()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Part -> seconds of the step that was begun last."""
+        return dict(self._parts)
+
+
 @dataclass(frozen=True)
-class Lesson:
-    """A teacher, a student and a batch.
+class DistillationStep:
+    """A batch, the teacher and the student.
 
     Attributes:
         target: the frozen teacher.
         drafter: the student.
-        objective: what it is asked for.
-        schedule: what it is shown.
-        config: noise, repeats, memory.
+        objective: the terms of the loss.
+        schedule: what is revealed.
+        config: noise, repeats, unrolling, memory.
         batch: packed documents.
-        origin: what seeds everything random: the run's seed, the batch, the process.
-        clock: is told what has been done.
+        seeds: the run's seed, the batch's index and the process's rank.
+        clock: times the parts.
+        chunk: rows of logits at a time; None: as ``config.logits_mib`` says.
     """
 
     target: Target
@@ -72,79 +106,77 @@ class Lesson:
     schedule: GlancingSchedule
     config: DistillationConfig
     batch: Batch
-    origin: tuple[int, ...]
+    seeds: tuple[int, ...]
     clock: StepClock = field(default_factory=StepClock)
+    chunk: int | None = None
 
-    def learn(self, ratio: float, *, accuracy: bool = False) -> tuple[Tensor, metrics.Tally]:
-        """The loss, summed over all rows that count, and a tally of it and its terms.
+    def train(self, ratio: float, *, accuracy: bool = False) -> tuple[Tensor, metrics.Tally]:
+        """Return the loss, summed over all rows that count, and a tally of it and its terms.
 
         Args:
-            ratio: λ of the glancing; 0 leaves it out.
-            accuracy: count right first candidates by place in the block too.
+            ratio: λ of the glancing; 0 leaves the glance pass out.
+            accuracy: tally the accuracy of the most likely tokens by place in the block too.
         """
-        teacher = self._teach()
+        teacher = self.teacher_pass()
         self.clock.lap("teacher")
         batch, features = repeated(self.batch, teacher.features, self.config.repeats)
-        inputs = self._inputs(batch, features, teacher.taps, self.config.noise)
-        labels: Labels | None = None
-        reveal: Reveal | None = None
+        inputs, reveal = self.inputs(batch, features, teacher.taps, self.config.noise), None
         if ratio > 0 or self.config.own_features > 0:
             with torch.no_grad():
-                first = self._study(inputs)
+                first = self.student_passes(inputs, passes=1)[0]
                 labels = label_rows(batch, first)
                 if self.config.own_features:
-                    mixed = self._mix(features, first, labels)
-                    inputs = self._inputs(batch, mixed, teacher.taps, self.config.noise)
+                    mixed = self._with_own_features(features, first, labels)
+                    inputs = self.inputs(batch, mixed, teacher.taps, self.config.noise)
                 if ratio > 0:
-                    reveal = self._glance(teacher, first, labels, ratio)
+                    reveal = self._reveal(teacher, first, labels, ratio)
             self.clock.lap("glance")
-        prediction, *later = self._study_on(inputs, reveal)
+        predictions = self.student_passes(inputs, reveal)
         self.clock.lap("student")
-        labels = label_rows(batch, prediction) if labels is None else labels
         tally = metrics.Tally(self.batch.tokens.device)
-        counted = self._counted(teacher, prediction, labels, reveal, tally)
-        loss = self._compare(teacher, prediction, counted, tally, accuracy=accuracy)
-        for number, further in enumerate(later, start=1):
-            counted = self._counted(teacher, further, label_rows(batch, further), None, tally)
-            loss = loss + self._compare(teacher, further, counted, tally, number, accuracy=accuracy)
+        losses = []
+        for number, prediction in enumerate(predictions):
+            labels = label_rows(batch, prediction)
+            counted = self._counted(teacher, prediction, labels, None if number else reveal, tally)
+            losses.append(self._loss(teacher, prediction, counted, tally, number, accuracy))
         tally.add_sum("train/revealed", 0 if reveal is None else reveal.mask.sum(), 1)
-        return loss, tally
+        return sum(losses[1:], losses[0]), tally
 
-    def examine(self, number: int, tally: metrics.Tally) -> None:
-        """Count what the drafter would have drafted right, without noise or glancing.
+    def validate(self, number: int, tally: metrics.Tally) -> None:
+        """Tally how well the drafter would have drafted, without noise or glancing.
 
         Args:
             number: of the batch, which seeds the block phases.
             tally: of the validation.
         """
-        teacher = self._teach()
-        inputs = self._inputs(self.batch, teacher.features, teacher.taps, 0.0)
+        teacher = self.teacher_pass()
+        inputs = self.inputs(self.batch, teacher.features, teacher.taps, 0.0)
         prediction = self.drafter(replace(inputs, generator=generator_for("validation", number)))
         labels = label_rows(self.batch, prediction)
         rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
         agree, accept = [], []
 
-        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
-            self._count(tally, "val", terms)
-            agree.append(metrics.agreement(part))
-            accept.append(metrics.overlap(part))
+        def observe(chunk: LabelledRows, terms: dict[str, Tensor]) -> None:
+            self._tally_terms(tally, "val", terms)
+            agree.append(metrics.agreement(chunk))
+            accept.append(metrics.overlap(chunk))
 
-        loss = RowLoss(self.objective, teacher, self._generator("labels"), look)(rows)
+        loss = ChunkedLoss(self.objective, teacher, self._generator("labels"), observe)(rows)
         tally.add_sum("val/loss", loss, len(rows))
-        where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
-        metrics.add_drafted(tally, torch.cat(agree), torch.cat(accept), where)
+        blocks = metrics.blocks_of(prediction, labels.valid, self.drafter.block, rows.index)
+        metrics.add_drafted(tally, torch.cat(agree), torch.cat(accept), blocks)
 
     # --- the teacher ------------------------------------------------------------------------
 
-    def _teach(self) -> Teacher:
-        """The teacher pass, in the target's own precision; or features from the store."""
+    def teacher_pass(self) -> Teacher:
+        """Run the target in its own precision, or take its features from the feature store."""
         batch, features, taps = self.batch, self.batch.features, None
         if features is None:
             features, taps = self._read(batch)
         elif self.target.taps:
             raise FalconLabError(NOT_STORED)
-        rows = rows_at_once(self.target.vocab_size, self.config.logits_mib)
-        return Teacher(self.target, batch, features, rows, taps)
+        chunk = self.chunk or rows_per_chunk(self.target.vocab_size, self.config.logits_mib)
+        return Teacher(self.target, batch, features, chunk, taps)
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         packed = batch.tokens, batch.documents, batch.positions
@@ -158,52 +190,56 @@ class Lesson:
 
     # --- the student ------------------------------------------------------------------------
 
-    def _inputs(
-        self, batch: Batch, features: Tensor, taps: Tensor | None, noise: float
-    ) -> DrafterInputs:
-        generators = (self._generator("noise"), self._generator("drafter"))
-        noise = noise if "features" in self.drafter.needs else 0.0
-        return drafter_inputs(batch, features, noise, generators, taps)
-
-    def _study(self, inputs: DrafterInputs) -> Prediction:
-        """The first pass alone."""
-        return self._study_on(inputs, None, passes=1)[0]
-
-    def _study_on(
-        self, inputs: DrafterInputs, reveal: Reveal | None, passes: int | None = None
+    def student_passes(
+        self, inputs: DrafterInputs, reveal: Reveal | None = None, passes: int | None = None
     ) -> list[Prediction]:
-        """The first pass and those that go on from it, ``passes`` or as many as are learnt from."""
+        """Run the first pass and those that continue from it.
+
+        Args:
+            inputs: of the first pass.
+            reveal: what it is shown.
+            passes: how many; None: ``config.unroll``.
+        """
         inputs = replace(inputs, generator=self._generator("drafter"))
-        with seeded_dropout(derive_seed(*self.origin, "dropout"), inputs.tokens.device):
+        with seeded_dropout(derive_seed(*self.seeds, "dropout"), inputs.tokens.device):
             if self.config.unroll == 1:
                 return [self.drafter(inputs, reveal)]
             return list(islice(self.drafter.unroll(inputs, reveal), passes or self.config.unroll))
 
-    def _mix(self, features: Tensor, first: Prediction, labels: Labels) -> Tensor:
-        """Input features of which some are the student's own."""
+    def inputs(
+        self, batch: Batch, features: Tensor, taps: Tensor | None, noise: float
+    ) -> DrafterInputs:
+        """Return what the student reads of ``[B, T, H]`` features, with uniform noise."""
+        generators = (self._generator("noise"), self._generator("drafter"))
+        noise = noise if "features" in self.drafter.needs else 0.0
+        return drafter_inputs(batch, features, noise, generators, taps)
+
+    def _with_own_features(self, features: Tensor, first: Prediction, labels: Labels) -> Tensor:
         share, generator = self.config.own_features, self._generator("own")
         return with_own_features(features, first, labels.valid, share, generator)
 
-    def _glance(self, teacher: Teacher, first: Prediction, labels: Labels, ratio: float) -> Reveal:
-        """See where the first pass is wrong, and choose what to show."""
-        rows, right = self._mark(teacher, first, labels)
+    # --- glancing ---------------------------------------------------------------------------
+
+    def _reveal(self, teacher: Teacher, first: Prediction, labels: Labels, ratio: float) -> Reveal:
+        """Choose what to reveal by where the first pass is wrong."""
+        rows, right = self._wrong(teacher, first, labels)
         mask = self.schedule.reveal(rows, ratio, self._generator("reveal"))
         tokens = right if self.schedule.token_source == "target" else labels.tokens
         return Reveal(mask & labels.valid, tokens, labels.features(teacher.features))
 
     @torch.no_grad()
-    def _mark(
+    def _wrong(
         self, teacher: Teacher, prediction: Prediction, labels: Labels
     ) -> tuple[GlanceRows, Tensor]:
-        """Where a student pass is wrong, and ``[B, R]`` long: what would have been right."""
+        """Return where a drafter pass is wrong, and ``[B, R]`` long, the target's tokens."""
         rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
-        parts = rows.parts(teacher.rows)
-        drafted = torch.cat([teacher.student_logits(part).argmax(-1) for part in parts])
+        chunks = rows.chunks(teacher.chunk)
+        drafted = torch.cat([teacher.student_logits(chunk).argmax(-1) for chunk in chunks])
         right, wrong = torch.zeros_like(labels.tokens), torch.zeros_like(labels.valid)
-        right[rows.index] = teacher.choices()[rows.places]
+        right[rows.index] = teacher.argmax()[rows.positions]
         wrong[rows.index] = drafted != right[rows.index]
-        where = prediction.slot, prediction.group, self.drafter.block
-        return GlanceRows(wrong, labels.valid, *where), right
+        blocks = prediction.slot, prediction.group, self.drafter.block
+        return GlanceRows(wrong, labels.valid, *blocks), right
 
     def _counted(
         self,
@@ -213,49 +249,48 @@ class Lesson:
         reveal: Reveal | None,
         tally: metrics.Tally,
     ) -> Labels:
-        """The labels of the rows that the schedule leaves in the loss; the share that it does."""
+        """Leave the rows out of the loss that the schedule leaves out, and tally their share."""
         valid = labels.valid
         if reveal is not None and not self.schedule.keep_revealed_in_loss:
             valid = valid & ~reveal.mask
         if self.schedule.chooses_rows:
-            valid = valid & self.schedule.counts(self._mark(teacher, prediction, labels)[0])
+            valid = valid & self.schedule.counts(self._wrong(teacher, prediction, labels)[0])
             tally.add_sum("train/kept", valid.sum(), int(labels.valid.sum()))
         return labels._replace(valid=valid)
 
     # --- the loss ---------------------------------------------------------------------------
 
-    def _compare(
+    def _loss(
         self,
         teacher: Teacher,
         prediction: Prediction,
         labels: Labels,
         tally: metrics.Tally,
-        number: int = 0,
-        *,
+        number: int,
         accuracy: bool,
     ) -> Tensor:
-        """The loss of pass ``number``, summed over its rows and weighted."""
+        """Return the loss of pass ``number``, summed over its rows and weighted."""
         rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
         agree: list[Tensor] = []
 
-        def look(part: LabelledRows, terms: dict[str, Tensor]) -> None:
-            self._count(tally, "train", terms)
+        def observe(chunk: LabelledRows, terms: dict[str, Tensor]) -> None:
+            self._tally_terms(tally, "train", terms)
             if accuracy:
-                agree.append(metrics.agreement(part))
+                agree.append(metrics.agreement(chunk))
 
-        purpose = f"objective{number}" if number else "objective"
-        loss = RowLoss(self.objective, teacher, self._generator(purpose), look)(rows)
+        generator = self._generator(f"objective{number}" if number else "objective")
+        loss = ChunkedLoss(self.objective, teacher, generator, observe)(rows)
         weight = self.config.unroll_decay**number
         tally.add_sum("train/loss", weight * loss.detach(), weight * len(rows))
         if accuracy:
-            where = metrics.places(prediction, labels.valid, self.drafter.block, rows.index)
+            blocks = metrics.blocks_of(prediction, labels.valid, self.drafter.block, rows.index)
             key = f"train/pass_{number + 1}/position_{{}}" if number else "train/position_{}"
-            metrics.add_by_position(tally, f"{key}/accuracy", torch.cat(agree), where)
+            metrics.add_by_position(tally, f"{key}/accuracy", torch.cat(agree), blocks)
         return weight * loss
 
-    def _count(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
+    def _tally_terms(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
         for name in self.objective.weights:
             tally.add(f"{stage}/loss/{name}", terms[name])
 
     def _generator(self, purpose: str) -> torch.Generator:
-        return generator_for(*self.origin, purpose)
+        return generator_for(*self.seeds, purpose)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DistillationConfig
-from falcon_lab.distill.labels import label_rows
-from falcon_lab.distill.step import Lesson
+from falcon_lab.distill.rows import label_rows
+from falcon_lab.distill.step import DistillationStep
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal
 from falcon_lab.objectives import FalconObjective
@@ -112,7 +112,7 @@ def check_gradients(case: Case) -> None:
     feature = 0.0 if seen.features is None else 1.0
     objective = FalconObjective(FalconObjectiveConfig(feature=feature), case.of(drafter))
     config = DistillationConfig(unroll=2 if drafter.unrolls else 1)
-    loss, _ = Lesson(
+    loss, _ = DistillationStep(
         case.target.tapped(drafter.taps),
         drafter,
         objective,
@@ -120,7 +120,7 @@ def check_gradients(case: Case) -> None:
         config,
         batch,
         (subject.seed,),
-    ).learn(0.0)
+    ).train(0.0)
     subject.expect(
         bool(loss.isfinite()) and loss.requires_grad,
         "the loss of a first step",

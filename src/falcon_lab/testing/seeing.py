@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.data.packing import Batch
-from falcon_lab.distill.labels import label_rows
+from falcon_lab.distill.rows import label_rows
 from falcon_lab.interfaces import DrafterInputs, Frontier, Prediction
 from falcon_lab.testing.conversation import TOLERANCE, Case, Conversation, difference
 from falcon_lab.testing.texts import one_document, packed, random_tokens, training_inputs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.data.packing import Batch
-from falcon_lab.distill.labels import drafter_inputs
+from falcon_lab.distill.inputs import drafter_inputs
 from falcon_lab.interfaces import Drafter, DrafterInputs, Observation
 from falcon_lab.model.target import Target
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.data.packing import Batch
-from falcon_lab.distill.labels import label_rows
+from falcon_lab.distill.rows import label_rows
 from falcon_lab.interfaces import Prediction
 from falcon_lab.testing.conversation import Case
 from falcon_lab.testing.texts import one_document, random_tokens, training_inputs

@@ -1,4 +1,4 @@
-"""What a step makes of a batch, without a trainer."""
+"""What a step makes of a batch, without a trainer, and its clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from distilling import batch, distillation
 from fakes.drafters import TrainedAlone
-from falcon_lab.distill.labels import label_rows
 from falcon_lab.distill.metrics import means
+from falcon_lab.distill.rows import label_rows
+from falcon_lab.distill.step import StepClock
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, GlanceRows
 from falcon_lab.objectives import FalconObjective
@@ -23,7 +24,7 @@ from tiny_models import tiny_target
 def test_features_can_be_saved_for_a_backward_pass() -> None:
     """Those of inference mode cannot."""
     module, given = distillation(), batch(3)
-    features = module.lesson(given)._teach().features
+    features = module.step(given).teacher_pass().features
     assert torch.equal(
         features, module.target.teacher(given.tokens, given.documents, given.positions)
     )
@@ -47,7 +48,7 @@ def test_the_glance_costs_one_student_pass_and_no_pass_of_the_target() -> None:
         return head(features)
 
     module.target.teacher, module.target.head = read, ask  # type: ignore[method-assign]
-    _, tally = module.lesson(given).learn(0.4)
+    _, tally = module.step(given).train(0.4)
     rows = int(tally.reduced()["train/loss"][1])
     labelled = 2 * (24 - 2)  # of two documents in each of two sequences, all but the last token
     assert passes == [False, True]
@@ -60,7 +61,7 @@ def test_own_features_take_the_same_first_pass() -> None:
     module, given, passes = distillation(), batch(3), []
     module.config.own_features = 1.0
     module.drafter.register_forward_hook(lambda _, args, __: passes.append(args[0].features))
-    loss, tally = module.lesson(given).learn(0.4)
+    loss, tally = module.step(given).train(0.4)
     assert len(passes) == 2
     assert not torch.equal(passes[0], passes[1])
     assert means(tally.reduced())["train/loss"] > 0
@@ -69,11 +70,11 @@ def test_own_features_take_the_same_first_pass() -> None:
 
 def _expected(module: Any, passes: int) -> list[tuple[float, int]]:
     """Loss and rows of each pass, row by row from what the drafter predicts."""
-    lesson, given = module.lesson(batch(3)), batch(3)
-    teacher = lesson._teach()
-    inputs = lesson._inputs(given, teacher.features, None, module.config.noise)
+    step, given = module.step(batch(3)), batch(3)
+    teacher = step.teacher_pass()
+    inputs = step.inputs(given, teacher.features, None, module.config.noise)
     found = []
-    for prediction in lesson._study_on(inputs, None)[:passes]:
+    for prediction in step.student_passes(inputs, None)[:passes]:
         labels = label_rows(given, prediction)
         assert prediction.features is not None
         wanted = labels.features(teacher.features)
@@ -92,7 +93,7 @@ def test_the_loss_of_unrolled_passes_is_a_mean_over_all_their_rows(decay: float)
     expected = _expected(module, 3)
     assert expected[0][1] > expected[1][1] > expected[2][1] > 0
     weights = [decay**number for number in range(3)]
-    loss, tally = module.lesson(batch(3)).learn(0.0, accuracy=True)
+    loss, tally = module.step(batch(3)).train(0.0, accuracy=True)
     total = sum(w * part for w, (part, _) in zip(weights, expected, strict=True))
     count = sum(w * rows for w, (_, rows) in zip(weights, expected, strict=True))
     assert float(loss.detach()) == pytest.approx(total, rel=1e-4)
@@ -104,12 +105,13 @@ def test_the_first_of_unrolled_passes_is_glanced_at_as_ever() -> None:
     outputs = []
     for unroll in (1, 2):
         module = distillation(unroll=unroll, block=2, dropout=0.3)
-        lesson = module.lesson(batch(3))
-        inputs = lesson._inputs(batch(3), lesson._teach().features, None, 0.1)
-        outputs += [lesson._study(inputs).features, lesson._study_on(inputs, None)[0].features]
+        step = module.step(batch(3))
+        inputs = step.inputs(batch(3), step.teacher_pass().features, None, 0.1)
+        first, whole = step.student_passes(inputs, passes=1), step.student_passes(inputs)
+        outputs += [first[0].features, whole[0].features]
     for features in outputs:
         assert torch.allclose(features, outputs[0], atol=1e-5)
-    loss, _ = module.lesson(batch(3)).learn(0.4)
+    loss, _ = module.step(batch(3)).train(0.4)
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.drafter.parameters())
 
@@ -133,10 +135,10 @@ def test_the_loss_has_the_rows_that_the_schedule_chooses_by_the_pass_that_is_lea
     schedule = load_components().build("schedule", node, context)
     module, given, passes = distillation(glancing=schedule, block=3), batch(3, length=40), []
     module.drafter.register_forward_hook(lambda _, args, out: passes.append((args, out)))
-    loss, tally = module.lesson(given).learn(0.8)
+    loss, tally = module.step(given).train(0.8)
     (_, reveal), learnt = passes[1]
     labels = label_rows(given, learnt)
-    teacher = module.lesson(given)._teach()
+    teacher = module.step(given).teacher_pass()
     wrong = torch.zeros_like(labels.valid)
     for b, r in labels.valid.nonzero().tolist():
         drafted = module.target.head(learnt.features[b, r]).argmax()
@@ -152,4 +154,65 @@ def test_the_loss_has_the_rows_that_the_schedule_chooses_by_the_pass_that_is_lea
 
 
 def test_a_schedule_that_chooses_nothing_says_nothing_about_it() -> None:
-    assert "train/kept" not in distillation().lesson(batch(3)).learn(0.4)[1].reduced()
+    assert "train/kept" not in distillation().step(batch(3)).train(0.4)[1].reduced()
+
+
+# --- the clock ----------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+
+
+class Time:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    passing = Time()
+    monkeypatch.setattr("time.perf_counter", passing)
+    return passing
+
+
+def test_each_part_gets_its_own_seconds(time: Time) -> None:
+    clock = StepClock()
+    time.now += 2
+    clock.begin(CPU, wanted=True)
+    for name, seconds in (("teacher", 3), ("student", 1), ("teacher", 4)):
+        time.now += seconds
+        clock.lap(name)
+    time.now += 50  # nobody's
+    clock.mark()
+    assert clock.seconds == {"data": 2, "teacher": 7, "student": 1}
+
+
+def test_a_step_begins_anew(time: Time) -> None:
+    clock = StepClock()
+    clock.begin(CPU, wanted=False)
+    time.now += 1
+    clock.lap("teacher")
+    time.now += 5
+    clock.begin(CPU, wanted=True)
+    assert clock.seconds == {"data": 5}
+
+
+def test_a_gpu_is_waited_for_in_steps_that_are_wanted_alone(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    clock, gpu = StepClock(), torch.device("cuda")
+    clock.begin(gpu, wanted=False)
+    clock.lap("teacher")
+    assert waits == []
+    clock.begin(gpu, wanted=True)
+    clock.lap("teacher")
+    assert waits == [gpu, gpu]
+    clock.begin(CPU, wanted=True)
+    clock.lap("teacher")
+    assert len(waits) == 2

@@ -1,4 +1,4 @@
-"""The loss in parts against the loss over all rows at once."""
+"""The loss in chunks against the loss over all rows at once, and the target's logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distilling import QUIET, Data, Notes, batch, distillation, weights
-from falcon_lab.distill.loss import RowLoss, StudentRows, Teacher
+from falcon_lab.distill.loss import FLOAT32, MIB, ChunkedLoss, Teacher, rows_per_chunk
+from falcon_lab.distill.rows import StudentRows
 from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
 from falcon_lab.model.target import Target
 from falcon_lab.objectives import FalconObjective
@@ -63,9 +64,9 @@ class Outcome:
         self.seen: list[LabelledRows] = []
         teacher = _teacher(size)
         if glanced:
-            teacher.choices()
+            teacher.argmax()
         generator = torch.Generator().manual_seed(1)
-        loss = RowLoss(objective, teacher, generator, self._look)(rows)
+        loss = ChunkedLoss(objective, teacher, generator, self._look)(rows)
         (3 * loss).backward()  # type: ignore[no-untyped-call]
         self.loss = loss.detach()
         self.gradients = [x.grad for x in (rows.features, rows.logits) if x is not None]
@@ -167,7 +168,7 @@ def test_a_drafters_own_head_is_asked_part_by_part_too(size: int, trained: bool)
 
     given = _rows(4)
     rows = replace(given, features=None, hidden=given.features, head=head)
-    loss = RowLoss(objective, _teacher(size), torch.Generator(), lambda *_: None)(rows)
+    loss = ChunkedLoss(objective, _teacher(size), torch.Generator(), lambda *_: None)(rows)
     loss.backward()  # type: ignore[no-untyped-call]
     assert max(shapes) == min(size, ROWS)
     found = given.features.grad if given.features is not None else None
@@ -179,7 +180,7 @@ def test_a_drafters_own_head_is_asked_part_by_part_too(size: int, trained: bool)
     weights = [p.grad.clone() for p in own.parameters() if p.grad is not None]
     own.zero_grad()
     alone = replace(given, features=None, logits=own(leaf))
-    RowLoss(objective, _teacher(ALL), torch.Generator(), lambda *_: None)(alone).backward()  # type: ignore[no-untyped-call]
+    ChunkedLoss(objective, _teacher(ALL), torch.Generator(), lambda *_: None)(alone).backward()  # type: ignore[no-untyped-call]
     assert found is not None
     assert leaf.grad is not None
     assert torch.allclose(found, leaf.grad, rtol=1e-4, atol=1e-6)
@@ -202,9 +203,9 @@ def test_an_objective_without_a_gradient_gives_none() -> None:
 
 
 def test_no_rows_are_one_part_of_none() -> None:
-    rows = next(_rows(4).parts(ALL))
+    rows = next(_rows(4).chunks(ALL))
     nothing = replace(
-        rows, features=torch.empty(0, 32, requires_grad=True), places=rows.places[:0],
+        rows, features=torch.empty(0, 32, requires_grad=True), positions=rows.positions[:0],
         tokens=rows.tokens[:0],
     )  # fmt: skip
     found = Outcome(_falcon(), 6, nothing)
@@ -240,14 +241,14 @@ def test_no_logits_of_all_rows_exist_at_once(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_a_training_in_parts_is_a_training_in_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, options: dict[str, Any]
+    tmp_path: Path, size: int, options: dict[str, Any]
 ) -> None:
     options = dict(options)
     objective = _falcon(soft=1.0, hard=0.5, hard_label=options.pop("hard_label", "argmax"))
     logs = []
     modules = [distillation(objective=objective, **options) for _ in range(2)]
     for module, rows in zip(modules, (ALL, size), strict=True):
-        monkeypatch.setattr("falcon_lab.distill.step.rows_at_once", lambda *_, n=rows: n)
+        module.chunk = rows
         notes = Notes()
         trainer = {**QUIET, "max_steps": 2, "val_check_interval": 2}
         train(module, Data([3, 4], [9]), trainer, tmp_path / str(rows), notes, 0)
@@ -259,15 +260,14 @@ def test_a_training_in_parts_is_a_training_in_one(
         assert logs[0].series(key) == pytest.approx(logs[1].series(key), rel=1e-4), key
 
 
-def test_parts_in_half_precision_learn_what_the_whole_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_in_half_precision_learn_what_the_whole_does(tmp_path: Path) -> None:
     losses = []
     for rows in (ALL, 7):
-        monkeypatch.setattr("falcon_lab.distill.step.rows_at_once", lambda *_, n=rows: n)
+        module = distillation()
+        module.chunk = rows
         notes = Notes()
         trainer = {**QUIET, "max_steps": 3, "precision": "bf16-mixed"}
-        train(distillation(), Data([3, 4, 5]), trainer, tmp_path / str(rows), notes, 0)
+        train(module, Data([3, 4, 5]), trainer, tmp_path / str(rows), notes, 0)
         losses.append(notes.series("train/loss"))
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
     assert losses[0][0] != losses[0][2]
@@ -278,7 +278,7 @@ def test_parts_in_half_precision_learn_what_the_whole_does(
 def test_heads_of_a_drafter_s_own_learn_the_same_in_parts(seed: int, size: int) -> None:
     """Two heads, one for each slot: their weights' gradients too."""
     outcomes, learnt = [], []
-    for rows_at_once in (ALL, size):
+    for chunk in (ALL, size):
         torch.manual_seed(0)
         heads = torch.randn(2, 64, 32, requires_grad=True)
 
@@ -286,10 +286,45 @@ def test_heads_of_a_drafter_s_own_learn_the_same_in_parts(seed: int, size: int) 
             return torch.einsum("nvh,nh->nv", heads[slot], features)
 
         rows = replace(_rows(seed), head=own)
-        outcomes.append(Outcome(_falcon(feature=0), rows_at_once, rows))
+        outcomes.append(Outcome(_falcon(feature=0), chunk, rows))
         learnt.append(heads.grad)
     assert outcomes[1].equals(outcomes[0])
     assert learnt[0] is not None
     assert learnt[1] is not None
     assert torch.allclose(learnt[0], learnt[1], rtol=1e-4, atol=1e-6)
     assert learnt[0].abs().amax(dim=(1, 2)).gt(0).all()
+
+
+# --- the target's logits ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("vocabulary", "mebibytes"), [(512, 1), (128_000, 256), (10**9, 1)])
+def test_two_logits_of_so_many_rows_fill_the_room(vocabulary: int, mebibytes: int) -> None:
+    rows = rows_per_chunk(vocabulary, mebibytes)
+    taken = 2 * FLOAT32 * vocabulary
+    assert rows >= 1
+    assert rows == 1 or rows * taken <= mebibytes * MIB < (rows + 1) * taken
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_the_target_s_choices_and_logits_do_not_depend_on_the_room(size: int) -> None:
+    target, given = tiny_target(), batch(3)
+    features = target.teacher(given.tokens, given.documents, given.positions)
+    sizes: list[int] = []
+    head = target.head
+
+    def watched(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return head(rows)
+
+    target.head = watched  # type: ignore[method-assign]
+    teacher = Teacher(target, given, features, size)
+    expected = head(features).flatten(0, 1)
+    labelled = (given.documents[:, 1:] == given.documents[:, :-1]).flatten()
+    places = torch.arange(48).view(2, 24)[:, :-1].flatten()[labelled]
+    assert torch.equal(teacher.argmax()[places], expected[places].argmax(-1))
+    assert max(sizes) <= size
+    before = len(sizes)
+    wanted = places[3:7].repeat_interleave(2)
+    assert torch.allclose(teacher.logits(wanted), expected[wanted], atol=1e-5)
+    assert sizes[before:] == ([] if size == 1000 else [4]), "equal places are computed once"
