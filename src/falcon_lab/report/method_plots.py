@@ -52,6 +52,7 @@ def training_curves(history: list[dict[str, Any]]) -> str:
             [_curve(history, name, c) for name, c in zip(names, cycle(COLOURS), strict=False)],
             title,
             "step",
+            whole=True,
         )
         for title, names in ((title, _matching(history, p)) for title, p in CURVES.items())
     ]
@@ -83,7 +84,7 @@ def speedups(methods: Methods) -> str:
     bars = [
         Bar(
             name_of(name, s),
-            [(s["speedup"]["ratio"], colour[name])],
+            [(s["speedup"]["ratio"], colour[name], "")],
             f"{s['speedup']['ratio']:.2f}×",
             s["speedup"]["low"],
             s["speedup"]["high"],
@@ -106,15 +107,23 @@ def time_split(methods: Methods) -> str:
     bars = [
         Bar(
             name,
-            [(split.get(part, 0.0), colour) for part, (_, colour) in PARTS.items()],
+            [
+                (split[part], colour, _inscription(part, split[part], longest))
+                for part, (_, colour) in PARTS.items()
+                if part in split
+            ],
             f"{sum(split.values()):.3g}",
-            numbered=0.05 * longest if "other" not in split else None,
         )
         for name, split in timed.items()
     ]
     seen = {part for split in timed.values() for part in split}
     legend = {label: colour for part, (label, colour) in PARTS.items() if part in seen}
     return bar_plot(bars, "time", x="milliseconds per new token, prefill included", legend=legend)
+
+
+def _inscription(part: str, milliseconds: float, longest: float) -> str:
+    """Write a part's milliseconds, where they fit and mean something."""
+    return f"{milliseconds:.2g}" if part != "other" and milliseconds >= 0.05 * longest else ""
 
 
 def acceptance(methods: Methods) -> str:
@@ -146,7 +155,9 @@ def accepted_histograms(methods: Methods) -> str:
         lambda s: [count / sum(s["accepted_histogram"]) for count in s["accepted_histogram"]],
         start=0,
     )
-    panel = Panel(lines, "", "draft tokens accepted in a round", "rounds, %", whole=True, bottom=0)
+    panel = Panel(
+        lines, "", "draft tokens accepted in a round", "rounds, %", whole=True, bars=True, bottom=0
+    )
     return line_plot([panel], "histogram", height=2.7)
 
 

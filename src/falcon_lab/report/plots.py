@@ -93,6 +93,7 @@ class Panel:
         ticks: the places that are named on the horizontal axis; none leaves that to matplotlib.
         log: which axes are logarithmic: ``x``, ``xy`` or neither.
         whole: only whole numbers are named on the horizontal axis.
+        bars: curves are groups of vertical bars, one a whole number.
         bottom: where the vertical axis begins; None leaves that to matplotlib.
         headroom: factor of the vertical axis' upper end, for a long legend.
         legend: whether the panel has one.
@@ -106,6 +107,7 @@ class Panel:
     ticks: Sequence[float] = ()
     log: Literal["", "x", "xy"] = ""
     whole: bool = False
+    bars: bool = False
     bottom: float | None = None
     headroom: float = 1
     legend: bool = True
@@ -117,21 +119,19 @@ class Bar:
 
     Attributes:
         label: left of it.
-        parts: width and colour of every part, from left to right.
+        parts: width, colour and inscription of every part, from left to right.
         text: right of it.
         low: lower end of the interval of its whole width, if there is one.
         high: upper end.
         mark: a width that is marked by a point, if any.
-        numbered: parts of at least this width have it written on them; None writes none.
     """
 
     label: str
-    parts: Sequence[tuple[float, str]]
+    parts: Sequence[tuple[float, str, str]]
     text: str = ""
     low: Value = None
     high: Value = None
     mark: Value = None
-    numbered: Value = None
 
 
 def draw(width: float, height: float, paint: Callable[[Figure], None], salt: str) -> str:
@@ -258,10 +258,14 @@ def bar_plot(
 def _paint_panel(axis: Axes, panel: Panel, *, legend: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for curve in panel.curves:
-        _paint_curve(axis, curve)
+    for place, curve in enumerate(panel.curves):
+        if panel.bars:
+            _paint_columns(axis, curve, place, len(panel.curves))
+        else:
+            _paint_curve(axis, curve)
     if panel.level is not None:
         axis.axhline(panel.level, color=INK, linewidth=1, linestyle=DASHED)
+    axis.ticklabel_format(useOffset=False)
     if "x" in panel.log:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
@@ -280,6 +284,13 @@ def _paint_panel(axis: Axes, panel: Panel, *, legend: bool) -> None:
     axis.set_ylabel(panel.y)
     if legend and any(curve.label for curve in panel.curves):
         axis.legend(loc="upper left" if panel.headroom > 1 else "best")
+
+
+def _paint_columns(axis: Axes, curve: Curve, place: int, groups: int) -> None:
+    """Paint a curve as vertical bars; those of several curves stand beside each other."""
+    width = 0.8 / groups
+    middle = [x - 0.4 + width * (place + 0.5) for x in curve.x]
+    axis.bar(middle, [y or 0 for y in curve.y], 0.92 * width, color=curve.colour, label=curve.label)
 
 
 def _paint_curve(axis: Axes, curve: Curve) -> None:
@@ -303,16 +314,10 @@ def _paint_curve(axis: Axes, curve: Curve) -> None:
 
 def _paint_bar(axis: Axes, row: int, bar: Bar) -> None:
     left = 0.0
-    for width, colour in bar.parts:
+    inside: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "fontsize": 9}
+    for width, colour, text in bar.parts:
         axis.barh(row, width, left=left, color=colour, height=0.64, alpha=0.95)
-        if bar.numbered is not None and width >= bar.numbered:
-            place: dict[str, Any] = {
-                "ha": "center",
-                "va": "center",
-                "color": "white",
-                "fontsize": 9,
-            }
-            axis.text(left + width / 2, row, f"{width:.2g}", **place)
+        axis.text(left + width / 2, row, text, **inside)
         left += width
     edge = left
     if bar.low is not None and bar.high is not None:

@@ -19,6 +19,9 @@ NOTHING = "—"
 NOTE_WIDTH = 100
 """Characters of a line of notes, where a table is not wider."""
 
+SHORT = 9
+"""Characters up to which a header is never broken in HTML."""
+
 NARROWEST = 20
 """A column is never wrapped to fewer characters."""
 
@@ -172,7 +175,7 @@ class Table:
         """Write the table as HTML; everything that is shown is escaped."""
         sides = [' class="left"' if self._left(place) else "" for place in range(len(self.columns))]
         head = "".join(
-            f"<th{side}>{escape(column.header)}</th>"
+            f"<th{side}>{escape(_unbroken(column.header))}</th>"
             for side, column in zip(sides, self.columns, strict=True)
         )
         lines = []
@@ -218,6 +221,12 @@ def _wrapped(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]
         for cell, width in zip(row, widths, strict=True)
     ]
     return list(zip_longest(*parts, fillvalue=""))
+
+
+def _unbroken(header: str) -> str:
+    """Keep short headers, and units with what they follow, on one line of HTML."""
+    short = len(header) <= SHORT
+    return header.replace(" ", "\u00a0") if short else header.replace(" %", "\u00a0%")
 
 
 def _markdown(text: str) -> str:

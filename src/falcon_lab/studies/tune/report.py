@@ -74,7 +74,7 @@ def speedups(results: Results) -> str:
         bars.append(
             Bar(
                 name,
-                [(found["ratio"], COLOURS[0])],
+                [(found["ratio"], COLOURS[0], "")],
                 f"{found['ratio']:.2f}×",
                 found["low"],
                 found["high"],
