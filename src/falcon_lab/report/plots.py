@@ -195,6 +195,11 @@ def line_plot(
         axes = list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
         for axis, panel in zip(axes, shown, strict=False):
             _paint_panel(axis, panel, legend=panel.legend and not legend_beside)
+        for axis, panel in zip(axes, shown, strict=False):  # now that all curves are known
+            if panel.bottom is not None:
+                axis.set_ylim(bottom=panel.bottom)
+            if panel.headroom != 1:
+                axis.set_ylim(top=axis.get_ylim()[1] * panel.headroom)
         for axis in axes[len(shown) :]:
             axis.remove()
         if legend_beside:
@@ -276,9 +281,6 @@ def _paint_panel(axis: Axes, panel: Panel, *, legend: bool) -> None:
         axis.minorticks_off()
     if panel.whole:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if panel.bottom is not None:
-        axis.set_ylim(bottom=panel.bottom)
-    axis.set_ylim(top=axis.get_ylim()[1] * panel.headroom)
     axis.set_title(panel.title)
     axis.set_xlabel(panel.x)
     axis.set_ylabel(panel.y)

@@ -94,6 +94,11 @@ def times(found: Mapping[str, Any]) -> Cell:
     return interval(found, "×")
 
 
+def wrap(notes: Sequence[str], width: int = NOTE_WIDTH) -> str:
+    """Write sentences below each other, in lines of at most so many characters."""
+    return "\n".join(textwrap.fill(note, width, break_long_words=False) for note in notes)
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table.
@@ -158,9 +163,8 @@ class Table:
         lines += [self._line(cells, limits) for row in rows for cells in _wrapped(row, limits)]
         ruler = max(map(len, lines))
         lines.insert(1, "─" * ruler)
-        at_most = max(ruler, NOTE_WIDTH) if width is None else width
-        notes = [textwrap.fill(note, at_most, break_long_words=False) for note in self.notes]
-        return "\n".join([*lines, *([""] if notes else []), *notes])
+        notes = wrap(self.notes, max(ruler, NOTE_WIDTH) if width is None else width)
+        return "\n".join([*lines, *(["", notes] if notes else [])])
 
     def markdown(self) -> str:
         """Write the table as GitHub's Markdown; the notes follow as a list."""

@@ -29,7 +29,7 @@ from falcon_lab.report.methods import (
 )
 from falcon_lab.report.page import origin_of, render_page
 from falcon_lab.report.plots import COLOURS, STYLES, Curve, Panel, line_plot
-from falcon_lab.report.tables import NOTHING, Column, Table, decimals, interval, times
+from falcon_lab.report.tables import NOTHING, Column, Table, decimals, interval, times, wrap
 from falcon_lab.studies.compare.budgets import BEST
 from falcon_lab.studies.compare.paper import LABELS
 
@@ -138,7 +138,7 @@ def format_comparison(results: Results) -> str:
         heads_table(results).text(),
         "\n".join(ahead(results)),
         _format_paper(results["paper"]) if results["paper"] else "",
-        "\n".join([*notes, *exclamations(warnings(results))]),
+        wrap([*notes, *exclamations(warnings(results))]),
     ]
     return "\n\n".join(filter(None, blocks))
 
