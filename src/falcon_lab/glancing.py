@@ -1,30 +1,14 @@
-"""What glancing schedules share: a ratio that goes in a straight line, and two switches.
+"""Glancing schedules: what the student pass of a training step is shown of its labels.
 
-No glancing: one pass, nothing shown.
+- ``csgd`` (Falcon, arXiv 2412.12639 §3.2): N = λ·d rows are revealed, d being the Hamming distance
+  between the drafter's first pass and the target, as contiguous prefixes of 1..k-1 rows of blocks
+  drawn at random, token and feature together.
+- ``random`` (GLAT, arXiv 2008.07905 §3.2): as many rows, wherever they are.
+- ``none``: one pass, nothing is revealed.
+- ``valid_prefix`` (SpecBlock): another schedule's glances; the rows of a block after its first
+  wrong one leave the loss, since decoding discards what follows a rejected token.
 
-Shapes: B batch, R prediction rows.
-
-Glancing at random: GLAT's own schedule, which CSGD is compared with.
-
-GLAT, arXiv 2008.07905 §3.2: as many rows are shown as the ratio times the Hamming distance between
-the first pass and the target, wherever they stand. CSGD shows prefixes of blocks instead.
-
-Shapes: B batch, R prediction rows.
-
-Coupled Sequential Glancing Distillation: show the drafter the start of some blocks.
-
-Falcon, arXiv 2412.12639 §3.2; the glancing idea is GLAT's. N = λ·d rows are shown, d being the
-Hamming distance between the drafter's first pass and the target, as contiguous prefixes of
-1..k-1 rows of blocks drawn at random, token and feature together.
-
-Shapes: B batch, R prediction rows, G blocks of the whole batch.
-
-The valid-prefix mask: a block's rows teach as far as decoding would have used them.
-
-SpecBlock drops the loss of the later positions of a block once an earlier one is wrong: decoding
-throws them away, since the token that they are to follow was refused.
-
-Shapes: B batch, R prediction rows, G blocks of the whole batch.
+Shapes: B batch, R prediction rows, G blocks of the whole batch, k block.
 """
 
 from __future__ import annotations
@@ -41,42 +25,12 @@ if TYPE_CHECKING:
     from falcon_lab.plugins.builtins import CsgdConfig, ValidPrefixConfig
 
 
-def number_blocks(group: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the blocks of a batch.
-
-    Args:
-        group: ``[B, R]`` long, equal within a block, unique in the sequence.
-
-    Returns:
-        ``[B, R]`` long, the number of each row's block in the batch, and ``[G]`` long, the
-        sequence of each block; blocks are numbered sequence by sequence.
-    """
-    low = group.min()
-    span = group.max() - low + 1
-    sequence = torch.arange(group.shape[0], device=group.device).unsqueeze(1)
-    keys, number = torch.unique(group - low + sequence * span, return_inverse=True)
-    return number, keys.div(span, rounding_mode="floor")
-
-
-def complete_blocks(valid: Tensor, number: Tensor, count: int, block: int) -> Tensor:
-    """``[G]`` bool: the blocks whose k rows are all valid.
-
-    Args:
-        valid: ``[B, R]`` bool.
-        number: ``[B, R]`` long, as ``number_blocks`` gives it.
-        count: G.
-        block: k.
-    """
-    sizes = torch.zeros(count, dtype=torch.long, device=valid.device)
-    return sizes.index_add_(0, number.flatten(), valid.flatten().long()) == block
-
-
-class Falling(GlancingSchedule):
-    """A ``GlancingSchedule`` but for which rows it shows (``reveal``).
+class LinearDecay(GlancingSchedule):
+    """A schedule whose ratio λ changes linearly; a subclass chooses the rows (``reveal``).
 
     Args:
         config: the ratio's ends and the switches.
-        context: gives k. With k = 1 there is nobody in a block whom a row that is shown could help.
+        context: gives k. With k = 1 a block has no second row that a revealed one could help.
     """
 
     def __init__(self, config: CsgdConfig, context: BuildContext) -> None:
@@ -86,7 +40,7 @@ class Falling(GlancingSchedule):
         self._possible = context.block != 1
 
     def ratio(self, progress: float) -> float:
-        """λ goes linearly from ``start`` to ``end``, and no further; 0 where k = 1."""
+        """Return λ between ``start`` and ``end``; 0 where k = 1."""
         if not self._possible:
             return 0.0
         return self._start + (self._end - self._start) * min(max(progress, 0.0), 1.0)
@@ -99,19 +53,19 @@ class NoGlancing(GlancingSchedule):
         pass
 
     def ratio(self, progress: float) -> float:
-        """Always 0."""
+        """Return 0: no first pass is needed."""
         return 0.0
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
-        """``[B, R]``, all False."""
+        """Reveal nothing: ``[B, R]``, all False."""
         return torch.zeros_like(rows.valid)
 
 
-class RandomGlancing(Falling):
-    """The schedule of ``RandomConfig``."""
+class RandomGlancing(LinearDecay):
+    """Reveals rows at random places (``RandomConfig``)."""
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
-        """Show round(ratio · wrong rows) of each sequence's rows that count, any of them."""
+        """Reveal round(ratio · wrong rows) of each sequence's valid rows, any of them."""
         if rows.block == 1:
             return torch.zeros_like(rows.valid)
         wanted = (rows.wrong.sum(1, keepdim=True) * ratio).round()  # [B, 1]
@@ -123,14 +77,14 @@ class RandomGlancing(Falling):
         return rows.valid & (rank < wanted)
 
 
-class Csgd(Falling):
-    """The schedule of ``CsgdConfig``."""
+class Csgd(LinearDecay):
+    """Reveals prefixes of blocks (``CsgdConfig``)."""
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
-        """Show round(ratio · wrong rows) rows of each sequence, as far as its blocks suffice.
+        """Reveal round(ratio · wrong rows) rows of each sequence, as far as its blocks suffice.
 
-        Only blocks whose k rows all count are used, so that a prefix always helps a row that
-        counts. k = 1 has no proper prefix: nothing is ever shown.
+        Only blocks whose k rows are all valid are used, so that a prefix always helps a row that
+        is in the loss. k = 1 has no proper prefix: nothing is ever revealed.
         """
         if rows.block == 1 or rows.valid.numel() == 0:
             return torch.zeros_like(rows.valid)
@@ -144,12 +98,12 @@ class Csgd(Falling):
 def _draw_prefixes(
     sequence: Tensor, full: Tensor, wanted: Tensor, block: int, generator: torch.Generator
 ) -> Tensor:
-    """``[G]`` long, rows shown of each block: 1..k-1, or 0 for a block that was not drawn.
+    """Return ``[G]`` long, rows to reveal of each block: 1..k-1, or 0 where it was not drawn.
 
     Args:
         sequence: ``[G]`` long, sequence of each block, ascending.
         full: ``[G]`` bool, blocks that may be drawn.
-        wanted: ``[B]`` long, rows to show in each sequence.
+        wanted: ``[B]`` long, rows to reveal in each sequence.
         block: k.
         generator: source of the draws.
     """
@@ -158,7 +112,7 @@ def _draw_prefixes(
     priority = torch.rand(count, generator=generator, device=place, dtype=torch.float64)
     length = torch.randint(1, block, (count,), generator=generator, device=place).to(device)
     length = length * full
-    # Sequence by sequence in random order, prefixes are taken until enough rows are shown; the
+    # Sequence by sequence in random order, prefixes are taken until enough rows are revealed; the
     # last one is cut to fit.
     order = (sequence + priority.to(device)).argsort()
     taken = length[order].cumsum(0) - length[order]
@@ -169,7 +123,7 @@ def _draw_prefixes(
 
 
 class ValidPrefix(GlancingSchedule):
-    """The schedule of ``ValidPrefixConfig``: another one's glances, and the mask."""
+    """Another schedule's glances, and the mask of the loss (``ValidPrefixConfig``)."""
 
     def __init__(self, config: ValidPrefixConfig, context: BuildContext) -> None:
         if context.components is None:
@@ -180,17 +134,17 @@ class ValidPrefix(GlancingSchedule):
         self.keep_revealed_in_loss = inner.keep_revealed_in_loss
 
     def ratio(self, progress: float) -> float:
-        """As the schedule within."""
+        """Return λ of the inner schedule."""
         return self._inner.ratio(progress)
 
     def reveal(self, rows: GlanceRows, ratio: float, generator: torch.Generator) -> Tensor:
-        """As the schedule within."""
+        """Reveal what the inner schedule reveals."""
         return self._inner.reveal(rows, ratio, generator)
 
     def counts(self, rows: GlanceRows) -> Tensor:
-        """``[B, R]`` bool: rows that no wrong row of their block comes before.
+        """Return ``[B, R]`` bool: rows with no wrong row of their block before them.
 
-        A block's first wrong row itself counts: it is where there is something to learn.
+        A block's first wrong row itself stays in the loss: it is the one to correct.
         """
         valid = self._inner.counts(rows)
         number, sequence = number_blocks(rows.group)
@@ -198,3 +152,33 @@ class ValidPrefix(GlancingSchedule):
         first = place.new_full((sequence.shape[0],), rows.block)
         first.scatter_reduce_(0, number.flatten(), place.flatten(), "amin")
         return valid & (rows.slot <= first[number])
+
+
+def number_blocks(group: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the blocks of a batch, sequence by sequence.
+
+    Args:
+        group: ``[B, R]`` long, equal within a block, unique in the sequence.
+
+    Returns:
+        ``[B, R]`` long, the number of each row's block in the batch, and ``[G]`` long, the
+        sequence of each block.
+    """
+    low = group.min()
+    span = group.max() - low + 1
+    sequence = torch.arange(group.shape[0], device=group.device).unsqueeze(1)
+    keys, number = torch.unique(group - low + sequence * span, return_inverse=True)
+    return number, keys.div(span, rounding_mode="floor")
+
+
+def complete_blocks(valid: Tensor, number: Tensor, count: int, block: int) -> Tensor:
+    """Return ``[G]`` bool: the blocks whose k rows are all valid.
+
+    Args:
+        valid: ``[B, R]`` bool.
+        number: ``[B, R]`` long, as ``number_blocks`` gives it.
+        count: G.
+        block: k.
+    """
+    sizes = torch.zeros(count, dtype=torch.long, device=valid.device)
+    return sizes.index_add_(0, number.flatten(), valid.flatten().long()) == block

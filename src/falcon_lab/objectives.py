@@ -1,16 +1,8 @@
-"""Divergence from the teacher and cross-entropy with a token, from one softmax of each.
-
-Three tensors of logits' size live in the forward pass and two go on to the backward pass, where
-plain operations would take and keep about twice as many; most of the time of a large vocabulary
-is their memory traffic.
-
-Shapes: n rows, V vocabulary.
-
-Falcon's distillation loss: feature regression, soft labels and hard labels.
+"""Falcon's distillation loss: feature regression, soft labels and hard labels.
 
 L = SmoothL1 + 0.1·(0.9·KL + 0.1·CE), arXiv 2412.12639 §3.2, equations 1-8.
 
-Shapes: R' rows that count, V vocabulary, H hidden.
+Shapes: n rows, V vocabulary, H hidden.
 """
 
 from __future__ import annotations
@@ -31,10 +23,93 @@ if TYPE_CHECKING:
 
 NO_LABEL = -100
 """Label of a row without one."""
+FLOOR = 1e-8
+"""Added to the drafter's probabilities in the tempered form, as upstream does."""
+
+
+class FalconObjective(Objective):
+    """Computes the terms of ``FalconObjectiveConfig``, those whose weight is not zero.
+
+    Attributes:
+        weights: of ``feature``, ``soft`` and ``hard``.
+    """
+
+    def __init__(self, config: FalconObjectiveConfig, context: BuildContext) -> None:
+        self.config = config
+        terms = {"feature": config.feature, "soft": config.soft, "hard": config.hard}
+        self.weights: Mapping[str, float] = {name: w for name, w in terms.items() if w}
+
+    def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """Compute each term per row, ``[n]`` float32."""
+        terms = self._from_logits(rows) if self.weights.keys() & {"soft", "hard"} else {}
+        if "feature" in self.weights:
+            terms["feature"] = self._feature(rows)
+        if self.config.slot_decay != 1:
+            weight = self.config.slot_decay**rows.slot
+            terms = {name: term * weight for name, term in terms.items()}
+        return {name: terms[name] for name in self.weights}
+
+    def _feature(self, rows: LabelledRows) -> Tensor:
+        """Return SmoothL1 between the features, a mean over H."""
+        if rows.student_features is None:
+            raise FalconLabError(
+                "objective.feature: this drafter predicts tokens and no features; "
+                "set objective.feature=0"
+            )
+        return functional.smooth_l1_loss(
+            rows.student_features.float(), rows.teacher_features.float(), reduction="none"
+        ).mean(-1)
+
+    def _from_logits(self, rows: LabelledRows) -> dict[str, Tensor]:
+        """Return the terms that read logits.
+
+        ``soft`` is KL(p || q), or upstream's tempered mixture; ``hard`` is the cross-entropy with
+        one token a row, 0 where there is no token.
+        """
+        student, teacher = rows.student_logits.float(), rows.teacher_logits.float()
+        terms = {}
+        if self.config.hard:
+            labels = self._labels(rows)
+        else:
+            labels = rows.tokens.new_full(rows.tokens.shape, NO_LABEL)
+        if self.config.soft and self.config.soft_form == "kl":
+            terms["soft"], terms["hard"] = soft_and_hard(student, teacher, labels)
+            return terms
+        if self.config.soft:
+            terms["soft"] = self._tempered(student, teacher)
+        if self.config.hard:
+            terms["hard"] = functional.cross_entropy(
+                student, labels, reduction="none", ignore_index=NO_LABEL
+            )
+        return terms
+
+    def _tempered(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return upstream's soft term, which is not a divergence."""
+        temperature = self.config.temperature
+        log_p = (teacher / temperature).log_softmax(-1)
+        log_q = ((student / temperature).softmax(-1) + FLOOR).log()
+        return (teacher.softmax(-1) * (log_p - log_q)).sum(-1)
+
+    def _labels(self, rows: LabelledRows) -> Tensor:
+        if self.config.hard_label == "data":
+            return rows.tokens
+        if self.config.hard_label == "argmax":
+            return rows.teacher_logits.argmax(-1)
+        # By the inverse of the distribution function, so that the generator's device is free.
+        total = rows.teacher_logits.double().softmax(-1).cumsum(-1)
+        point = torch.rand(
+            total.shape[0], 1, generator=rows.generator, device=rows.generator.device
+        )
+        drawn = torch.searchsorted(total, point.to(total) * total[:, -1:], right=True).squeeze(-1)
+        return drawn.clamp_max(total.shape[-1] - 1)
 
 
 def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(p || q) and -log q[label] of each row, q being the student's distribution.
+    """Return KL(p || q) and -log q[label] of each row, q being the drafter's distribution.
+
+    Both come from one softmax of each. Three tensors of logits' size live in the forward pass and
+    two go on to the backward pass; plain operations take about twice as many, and most of the time
+    of a large vocabulary is their memory traffic.
 
     Args:
         student: ``[n, V]`` logits, to which gradients flow.
@@ -71,80 +146,3 @@ class _SoftAndHard(torch.autograd.Function):
         gradient = q * (of_soft + of_hard)
         gradient.addcmul_(p, of_soft, value=-1).scatter_add_(1, index, -of_hard)
         return gradient, None, None
-
-
-FLOOR = 1e-8  # added to the student's probabilities in the tempered form, as upstream does
-
-
-class FalconObjective(Objective):
-    """The objective of ``FalconObjectiveConfig``. Terms without weight are not computed.
-
-    Attributes:
-        weights: ``feature``, ``soft`` and ``hard``, those that are not zero.
-    """
-
-    def __init__(self, config: FalconObjectiveConfig, context: BuildContext) -> None:
-        self.config = config
-        terms = {"feature": config.feature, "soft": config.soft, "hard": config.hard}
-        self.weights: Mapping[str, float] = {name: w for name, w in terms.items() if w}
-
-    def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
-        """Each term per row, ``[R']`` float32."""
-        terms = self._from_logits(rows) if self.weights.keys() & {"soft", "hard"} else {}
-        if "feature" in self.weights:
-            terms["feature"] = self._feature(rows)
-        if self.config.slot_decay != 1:
-            weight = self.config.slot_decay**rows.slot
-            terms = {name: term * weight for name, term in terms.items()}
-        return {name: terms[name] for name in self.weights}
-
-    def _feature(self, rows: LabelledRows) -> Tensor:
-        """SmoothL1 between the features, mean over H."""
-        if rows.student_features is None:
-            raise FalconLabError(
-                "objective.feature: this drafter predicts tokens and no features; "
-                "set objective.feature=0"
-            )
-        return functional.smooth_l1_loss(
-            rows.student_features.float(), rows.teacher_features.float(), reduction="none"
-        ).mean(-1)
-
-    def _from_logits(self, rows: LabelledRows) -> dict[str, Tensor]:
-        """``soft``: KL(p || q), or upstream's tempered mixture. ``hard``: cross-entropy with one
-        token a row; 0 where there is no token."""
-        student, teacher = rows.student_logits.float(), rows.teacher_logits.float()
-        terms = {}
-        if self.config.hard:
-            labels = self._labels(rows)
-        else:
-            labels = rows.tokens.new_full(rows.tokens.shape, NO_LABEL)
-        if self.config.soft and self.config.soft_form == "kl":
-            terms["soft"], terms["hard"] = soft_and_hard(student, teacher, labels)
-            return terms
-        if self.config.soft:
-            terms["soft"] = self._tempered(student, teacher)
-        if self.config.hard:
-            terms["hard"] = functional.cross_entropy(
-                student, labels, reduction="none", ignore_index=NO_LABEL
-            )
-        return terms
-
-    def _tempered(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Upstream's soft term, which is not a divergence."""
-        temperature = self.config.temperature
-        log_p = (teacher / temperature).log_softmax(-1)
-        log_q = ((student / temperature).softmax(-1) + FLOOR).log()
-        return (teacher.softmax(-1) * (log_p - log_q)).sum(-1)
-
-    def _labels(self, rows: LabelledRows) -> Tensor:
-        if self.config.hard_label == "data":
-            return rows.tokens
-        if self.config.hard_label == "argmax":
-            return rows.teacher_logits.argmax(-1)
-        # By the inverse of the distribution function, so that the generator's device is free.
-        total = rows.teacher_logits.double().softmax(-1).cumsum(-1)
-        point = torch.rand(
-            total.shape[0], 1, generator=rows.generator, device=rows.generator.device
-        )
-        drawn = torch.searchsorted(total, point.to(total) * total[:, -1:], right=True).squeeze(-1)
-        return drawn.clamp_max(total.shape[-1] - 1)
