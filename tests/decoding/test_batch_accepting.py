@@ -9,7 +9,7 @@ from fakes.decoding import CONTEXT
 from fakes.drafters import RandomDrafter
 from fakes.waits import watched
 from falcon_lab.acceptance import Auto, SamplingRule
-from falcon_lab.decoding.accepting import accept_rows
+from falcon_lab.decoding.accepting import accept
 from falcon_lab.interfaces import Budget, RoundContext
 from falcon_lab.sampling import Sampling
 from falcon_lab.trees.paths import checked
@@ -43,7 +43,7 @@ def test_every_row_has_what_its_rule_gives_alone(rule: Any, temperature: float, 
     sampling = Sampling(temperature=temperature)
     rows = [grown(paths, seed + place, sampling) for place, paths in enumerate(SHAPES)]
     generators = [torch.Generator().manual_seed(seed + place) for place in range(len(rows))]
-    found = accept_rows(
+    found = accept(
         [rule] * len(rows),
         [tree for tree, _ in rows],
         [logits for _, logits in rows],
@@ -60,7 +60,7 @@ def test_every_row_has_what_its_rule_gives_alone(rule: Any, temperature: float, 
 def test_greedy_rows_are_waited_for_together() -> None:
     rows = [grown(paths, 3, Sampling()) for paths in SHAPES]
     with watched() as seen:
-        accept_rows(
+        accept(
             [Auto(None, CONTEXT)] * len(rows),
             [tree for tree, _ in rows],
             [logits for _, logits in rows],

@@ -8,7 +8,7 @@ from torch import nn
 from fakes.decoding import chain
 from fakes.drafters import RandomDrafter
 from falcon_cases import drafter
-from falcon_lab.decoding.batch_drafting import RowByRow, copies_of, sequences_of
+from falcon_lab.decoding.batch_drafting import OneByOne, copies_of, sequences_of
 from falcon_lab.drafters.head_drafting import Drafting
 from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 from falcon_lab.trees.paths import checked
@@ -69,7 +69,7 @@ def test_copies_of_what_has_no_attributes_are_made_too() -> None:
 
 def test_any_drafter_drafts_row_by_row() -> None:
     rows = sequences_of(Counting(tiny_target()), 3, 40, TREE)
-    assert isinstance(rows, RowByRow)
+    assert isinstance(rows, OneByOne)
     for row in range(3):
         rows.reset(row, torch.tensor(0))
         rows.observe(row, seen(row, 1))
@@ -83,7 +83,7 @@ def test_any_drafter_drafts_row_by_row() -> None:
 
 
 def test_a_drafter_that_keeps_rows_is_told_how_many() -> None:
-    rows = RowByRow(Counting(tiny_target()), 1, 40, TREE)
+    rows = OneByOne([Counting(tiny_target())], 40, TREE)
     rows.reset(0, torch.tensor(0))
     assert rows.drafters[0].expected == 40  # type: ignore[attr-defined]
 

@@ -15,10 +15,8 @@ from fakes.decoding import CONTEXT, chain, speculative
 from fakes.remembering import RememberingDrafter
 from fakes.tokenizer import Pieces
 from fakes.trees import prefix_closed
-from falcon_lab.acceptance import Greedy
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.controllers import Confidence
-from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
@@ -226,10 +224,10 @@ def test_a_round_is_one_pass_of_the_target_and_at_most_the_widest_rows_passes() 
 
 
 def test_texts_come_as_soon_as_they_end_and_add_up() -> None:
-    engine = BatchEngine(PlainEngine(target_of("llama")), 2)
     prompts = [torch.tensor(prompt) for prompt in PROMPTS]
-    stream = engine.stream(
+    stream = PlainEngine(target_of("llama")).stream(
         prompts,
+        batch_size=2,
         max_new_tokens=NEW,
         sampling=Sampling(),
         generators=[torch.Generator() for _ in prompts],
@@ -242,7 +240,7 @@ def test_texts_come_as_soon_as_they_end_and_add_up() -> None:
     assert next(iter(found)) == shortest
     for one in found.values():
         assert one.seconds.prefill > 0
-        parts = (one.seconds.verify, one.seconds.accept, one.seconds.commit)
+        parts = (one.seconds.verify, one.seconds.accept, one.seconds.overhead)
         assert one.seconds.total == pytest.approx(sum(parts))
 
 
@@ -251,9 +249,9 @@ def test_no_prompts_give_no_texts() -> None:
 
 
 def test_a_wrong_prompt_is_refused_before_anything_is_written() -> None:
-    engine = BatchEngine(PlainEngine(target_of("llama")), 1)
-    stream = engine.stream(
+    stream = PlainEngine(target_of("llama")).stream(
         [torch.tensor([1]), torch.tensor([], dtype=torch.long)],
+        batch_size=1,
         max_new_tokens=2,
         sampling=Sampling(),
         generators=[torch.Generator()] * 2,
@@ -263,9 +261,9 @@ def test_a_wrong_prompt_is_refused_before_anything_is_written() -> None:
         next(stream)
 
 
-def test_a_batch_has_rows() -> None:
-    with pytest.raises(FalconLabError, match="at least one row"):
-        BatchEngine(PlainEngine(target_of("llama")), 0)
+def test_a_batch_has_sequences() -> None:
+    with pytest.raises(FalconLabError, match="at least one sequence"):
+        together(PlainEngine(target_of("llama")), 0)
 
 
 def test_the_memory_of_all_rows_is_counted_before_it_is_taken() -> None:
@@ -275,13 +273,3 @@ def test_the_memory_of_all_rows_is_counted_before_it_is_taken() -> None:
     together(engine, 2)
     with pytest.raises(FalconLabError, match=r"3 sequences of 25 tokens .* at most 24 tokens fit"):
         together(engine, 3)
-
-
-def test_a_batch_is_lossless_when_its_rule_is() -> None:
-    class Lossy(Greedy):
-        lossless = False
-
-    target, drafter = target_of("llama"), falcon("llama", 2)
-    assert BatchEngine(speculative(target, drafter, chain(2)), 2).lossless
-    lossy = speculative(target, drafter, chain(2), rule=Lossy(None, CONTEXT))
-    assert not BatchEngine(lossy, 2).lossless

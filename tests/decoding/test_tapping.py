@@ -12,7 +12,6 @@ from distilling import batch, distillation
 from fakes.decoding import chain, generate, plain, speculative
 from fakes.drafters import OracleDrafter, TrainedAlone
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, Observation, Prediction
@@ -74,9 +73,9 @@ def test_an_engine_tells_its_drafter(chunk: int) -> None:
 
 def test_a_batch_tells_every_row() -> None:
     drafter, answer = tapping(PROMPTS[0])
-    engine = BatchEngine(speculative(target(), drafter, chain(3)), 2)
-    found = engine.generate(
+    found = speculative(target(), drafter, chain(3)).generate_batch(
         [torch.tensor(prompt) for prompt in PROMPTS],
+        batch_size=2,
         max_new_tokens=16,
         sampling=Sampling(),
         generators=[torch.Generator(), torch.Generator()],

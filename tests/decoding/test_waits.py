@@ -57,7 +57,7 @@ def test_plain_decoding_waits_once_a_token() -> None:
     marks: list[int] = []
     with watched() as seen:
         plain(tiny_target(), PROMPT, NEW, on_round=lambda *_: marks.append(len(seen)))
-    assert {tuple(seen[a:b]) for a, b in pairwise(marks[1:])} == {("__int__",)}
+    assert {tuple(seen[a:b]) for a, b in pairwise(marks[1:])} == {("tolist",)}
 
 
 def test_a_decision_written_anew_is_the_one_that_counts() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from fakes.decoding import generate
-from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.sampling import Sampling
@@ -29,13 +28,15 @@ def together(
     **sampling: Any,
 ) -> list[Generation]:
     """Each prompt's seed is its number."""
-    return BatchEngine(engine, rows).generate(
+    found: list[Generation] = engine.generate_batch(
         [torch.tensor(prompt, dtype=torch.long) for prompt in prompts],
+        batch_size=rows,
         max_new_tokens=new,
         sampling=Sampling(**sampling),
         generators=[torch.Generator().manual_seed(seed) for seed in range(len(prompts))],
         stop=stop or StopCondition(),
     )
+    return found
 
 
 def one_by_one(

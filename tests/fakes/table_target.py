@@ -31,9 +31,18 @@ class TableCache:
         self.rows += tokens
         assert self.length <= self.capacity, "the cache is too small"
 
-    def commit(self, start: int, path: Tensor, *, last: int | None = None) -> None:
-        assert last is None or last == path.tolist()[-1]
-        self.rows[start:] = [self.rows[start + row] for row in path.tolist()]
+    def reset(self) -> None:
+        self.rows.clear()
+
+    def commit(
+        self,
+        starts: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[Tensor] = (),
+    ) -> None:
+        (start,), (path,) = starts, paths
+        assert all(one.tolist() == path for one in nodes)
+        self.rows[start:] = [self.rows[start + node] for node in path]
 
 
 class TableTarget:

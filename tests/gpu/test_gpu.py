@@ -61,6 +61,7 @@ def test_the_gpu_writes_what_the_cpu_writes() -> None:
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
 def test_a_batch_writes_what_each_prompt_gives_alone_on_the_gpu(family: str) -> None:
     from falcon_lab.decoding.batch_engine import BatchEngine
+
     from falcon_lab.decoding.plain import PlainEngine
     from falcon_lab.decoding.stopping import StopCondition
     from falcon_lab.sampling import Sampling

@@ -102,7 +102,7 @@ def test_short_with_a_cache_and_a_tree_equals_its_paths_alone(family: str, atten
             alone = causal(backbone, torch.cat([prefix, nodes[:, path]], dim=1))
             torch.testing.assert_close(tree[0, node], alone[0, -1], atol=ATOL, rtol=0)
 
-        kv.commit(7, torch.tensor([0, 2, 4]))
+        kv.commit([7], [[0, 2, 4]])
         newest = states(1, seed=2)
         step = backbone(embeddings=newest, positions=torch.tensor([[10]]), mask=None, cache=kv)
         kept = torch.cat([prefix, nodes[:, [0, 2, 4]], newest], dim=1)

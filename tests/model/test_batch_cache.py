@@ -61,7 +61,7 @@ class Model:
             together = held + added
             assert torch.equal(keys[row, :, : len(together)], states(together)[0])
             assert torch.equal(values[row, :, : len(together)], -states(together)[0])
-        self.cache.keep(paths)
+        self.cache.commit(self.cache.lengths, paths)
         for held, added, path in zip(self.held, new, paths, strict=True):
             held += [added[node] for node in path]
 
@@ -121,7 +121,7 @@ def test_positions_are_kept_for_every_row() -> None:
     write(cache, [3, 4, 5], [1, 2, 3])
     assert found[0].tolist() == [0, 1, 2, 3, 4, 4]
     assert found[1, :4].tolist() == [0, 1, 2, 2]
-    cache.keep([[0, 2], [0]])
+    cache.commit(cache.lengths, [[0, 2], [0]])
     cache.drop(0)
     cache.begin()
     assert cache.record_positions(torch.tensor([[2]])).tolist() == [[0, 1, 2]]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.recording import Refusing, Repeating
-from falcon_lab.decoding.writing import write_on
+from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.choosing import use_backend
 from falcon_lab.model.backbone import Backbone
@@ -92,7 +92,7 @@ def test_a_cache_is_of_no_use_once_the_next_one_was_asked_for() -> None:
 def test_memory_of_several_texts_is_no_use_for_one() -> None:
     target, together = tiny_target(), [[3, 4], [5, 6, 7]]
     with_graphs = graphed(target, Repeating())
-    assert write_on(with_graphs, together, 12) == write_on(target, together, 12)
+    assert continue_texts(with_graphs, together, 12) == continue_texts(target, together, 12)
     assert torch.allclose(text(with_graphs, 5), text(target, 5), atol=ATOL)
 
 

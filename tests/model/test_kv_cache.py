@@ -67,7 +67,7 @@ def test_commit_keeps_the_path_and_drops_the_rest_of_the_tree(data: st.DataObjec
     nodes = data.draw(st.integers(1, 8))
     path = sorted(data.draw(st.sets(st.integers(0, nodes - 1), min_size=1)))
     cache = filled(start + nodes)
-    cache.commit(start, torch.tensor(path))
+    cache.commit([start], [path])
     expected = [*range(start), *(start + node for node in path)]
     for layer in range(LAYERS):
         assert marks(cache, layer) == expected
@@ -76,13 +76,13 @@ def test_commit_keeps_the_path_and_drops_the_rest_of_the_tree(data: st.DataObjec
 
 def test_an_empty_path_keeps_nothing_of_the_tree() -> None:
     cache = filled(9)
-    cache.commit(4, torch.empty(0, dtype=torch.long))
+    cache.commit([4], [[]])
     assert marks(cache, 1) == [0, 1, 2, 3]
 
 
 def test_rows_after_a_commit_follow_the_path() -> None:
     cache = filled(8)
-    cache.commit(4, torch.tensor([0, 3]))
+    cache.commit([4], [[0, 3]])
     append(cache, 1)
     assert marks(cache, 2) == [0, 1, 2, 3, 4, 7, 6]
 
@@ -91,7 +91,7 @@ def test_positions_move_with_their_rows() -> None:
     cache = filled(4)
     assert cache.record_positions(torch.tensor([[4, 5, 5, 6]])).tolist()[0][4:] == [4, 5, 5, 6]
     append(cache, 4)
-    cache.commit(4, torch.tensor([0, 2, 3]))
+    cache.commit([4], [[0, 2, 3]])
     assert cache.record_positions(torch.tensor([[7]])).tolist()[0][4:] == [4, 5, 6, 7]
 
 
@@ -122,7 +122,7 @@ def test_layers_of_different_shapes_share_one_cache() -> None:
     cache.update(rows(0, 5), -rows(0, 5), 0)
     wide = rows(0, 5, 1, size=6)
     cache.update(wide, -wide, 1)
-    cache.commit(2, torch.tensor([0, 2]))
+    cache.commit([2], [[0, 2]])
     assert marks(cache, 0) == marks(cache, 1) == [0, 1, 2, 4]
 
 
@@ -130,7 +130,7 @@ def test_a_cache_made_under_inference_mode_is_usable_outside_it() -> None:
     with torch.inference_mode():
         cache = filled(3)
     append(cache, 2)
-    cache.commit(2, torch.tensor([0, 2]))
+    cache.commit([2], [[0, 2]])
     assert marks(cache, 0) == [0, 1, 2, 4]
 
 
@@ -150,12 +150,12 @@ def test_memory_is_handed_over_and_the_cache_before_is_left_with_nothing() -> No
     assert (before.sequences, after.sequences) == (0, 1)
 
 
-def test_where_the_last_row_is_known_nobody_looks() -> None:
+def test_nobody_waits_for_a_path_that_is_on_the_device() -> None:
     for path in ([0, 1, 2], [0, 2, 3]):
         cache, known = filled(8), filled(8)
-        cache.commit(4, torch.tensor(path))
-        kept = torch.tensor(path)
+        cache.commit([4], [path])
+        nodes = torch.tensor(path)
         with watched() as waits:
-            known.commit(4, kept, last=path[-1])
+            known.commit([4], [path], [nodes])
         assert waits == []
         assert marks(known, 1) == marks(cache, 1)

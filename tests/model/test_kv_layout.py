@@ -114,7 +114,7 @@ def test_layers_of_different_shapes_take_no_more_than_their_own() -> None:
         assert torch.equal(keys, states)
         assert torch.equal(values, -states)
     assert taken(cache) == cache.nbytes == layout.bytes(CAPACITY) == (4 + 10 + 4) * 4 * 4 * CAPACITY
-    cache.commit(0, torch.tensor([0, 2]))
+    cache.commit([0], [[0, 2]])
     for rows in cache._rows:
         assert rows is not None
         assert torch.equal(rows[0][:, :, :2], -rows[1][:, :, :2])

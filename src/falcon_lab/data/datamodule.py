@@ -21,7 +21,7 @@ from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, pl
 from falcon_lab.data.packing import PackedRows, pack
 from falcon_lab.data.regeneration import Write, regenerate
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
-from falcon_lab.decoding.writing import write_on
+from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cache_folder
 
@@ -72,7 +72,7 @@ class FalconDataModule(LightningDataModule):
             target.tokenizer,
             max_positions=target.max_positions,
             vocab_size=target.vocab_size,
-            write=partial(write_on, target),
+            write=partial(continue_texts, target),
             author=target.fingerprint,
         )
 

@@ -27,7 +27,7 @@ TOGETHER = 96
 """Texts that are written side by side."""
 
 Write = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-"""Prompts and the longest length to whole texts (``targets.writing.write_on`` of a target)."""
+"""Prompts and the longest length to whole texts (``decoding.plain.continue_texts`` of a target)."""
 
 
 def regenerate(

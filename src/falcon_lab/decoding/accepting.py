@@ -1,17 +1,12 @@
-"""One round's acceptance, and what the host must know of it: one wait for the device.
+"""The acceptance of a round, and what the host must know of it: one wait for the device in all.
 
-Shapes: N tree nodes, P nodes of a padded path, M committed positions (the accepted path).
-
-The acceptance of all rows of a round, and what the host must know of it: one wait in all.
-
-Shapes: B rows, N tree nodes, V vocabulary, P nodes of a path that may be filled up, M committed
-positions (the accepted path).
+Shapes: N tree nodes, V vocabulary, P nodes of a path that may be padded, M committed positions
+(the accepted path).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -22,39 +17,62 @@ from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 
 
-@dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a round adds to the text.
+    """What a round adds to a sequence, on the host and on the device.
 
     Attributes:
-        acceptance: as the rule says it.
-        tokens: ``[M]`` long: the accepted draft tokens, and the one that follows them.
-        listed: the same on the host.
-        last: the last node of the path, where the host knows it.
+        path: nodes from the root to the last accepted one.
+        listed: the accepted draft tokens and the one that follows them.
+        nodes: ``[M]`` long, the path.
+        tokens: ``[M]`` long, what is listed.
     """
 
-    acceptance: Acceptance
-    tokens: Tensor
-    listed: list[int]
-    last: int | None
+    __slots__ = ("listed", "nodes", "path", "tokens")
+
+    def __init__(self, decided: Tensor, values: list[int]) -> None:
+        """Read ``[2P + 1]``: the path, the tokens along it and the next one; and as a list."""
+        width = len(values) // 2
+        # A path only ever goes on to larger numbers; where it stops doing so it is padding.
+        length = 1 + sum(after > before for before, after in pairwise(values[:width]))
+        self.path = values[:length]
+        self.listed = [*values[width + 1 : width + length], values[-1]]
+        self.nodes = decided[:length]
+        self.tokens = decided[width + 1 :]
+        if length < width:
+            self.tokens = torch.cat((self.tokens[: length - 1], self.tokens[-1:]))
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """The same as a rule puts it."""
+        return Acceptance(self.nodes, self.tokens[-1])
 
 
 def accept(
-    rule: AcceptanceRule,
-    tree: TokenTree,
-    logits: Tensor,
+    rules: Sequence[AcceptanceRule],
+    trees: Sequence[TokenTree],
+    logits: Sequence[Tensor],
     sampling: Sampling,
-    generator: torch.Generator,
-) -> Accepted:
-    """Let a rule accept a path of a tree, and tell the host of it."""
-    found = decide(rule, tree, logits, sampling, generator)
-    if isinstance(found, PaddedAcceptance):
-        return _told(tree, found)
-    tokens = torch.cat((tree.tokens[found.path[1:]], found.next_token[None]))
-    return Accepted(found, tokens, tokens.tolist(), None)
+    generators: Sequence[torch.Generator],
+) -> list[Accepted]:
+    """Let every sequence's rule accept a path of its tree; ``[N, V]`` logits each."""
+    decided = []
+    for rule, tree, of_tree, generator in zip(rules, trees, logits, generators, strict=True):
+        found = _decide(rule, tree, of_tree, sampling, generator)
+        on_path = tree.tokens.index_select(0, found.path)
+        decided.append(torch.cat((found.path, on_path, found.next_token[None])))
+    if len(decided) == 1:
+        return [Accepted(decided[0], decided[0].tolist())]
+    values = torch.cat(decided).tolist()
+    ends = [0]
+    for one in decided:
+        ends.append(ends[-1] + one.shape[0])
+    return [
+        Accepted(one, values[first:last])
+        for one, (first, last) in zip(decided, pairwise(ends), strict=True)
+    ]
 
 
-def decide(
+def _decide(
     rule: AcceptanceRule,
     tree: TokenTree,
     logits: Tensor,
@@ -69,64 +87,3 @@ def decide(
         tree, logits = tree.drafts, logits[: tree.drafted + 1]
     padded = rule.accept_padded(tree, logits, sampling, generator)
     return rule(tree, logits, sampling, generator) if padded is None else padded
-
-
-def _told(tree: TokenTree, padded: PaddedAcceptance) -> Accepted:
-    path = padded.path
-    on_path = tree.tokens.index_select(0, path)
-    everything = torch.cat((path, on_path, padded.next_token[None]))
-    *told, following = everything.tolist()
-    width = path.shape[0]
-    # A path only ever goes on to larger numbers; where it stops doing so it is filled up.
-    kept = 1 + sum(after > before for before, after in pairwise(told[:width]))
-    tokens = torch.cat((on_path[1:kept], everything[-1:]))
-    return Accepted(
-        Acceptance(path[:kept], padded.next_token),
-        tokens,
-        [*told[width + 1 : width + kept], following],
-        told[kept - 1],
-    )
-
-
-class RowAccepted:
-    """What a round adds to a row's text.
-
-    Attributes:
-        path: nodes from the root to the last accepted one, on the host.
-        listed: the accepted draft tokens and the one that follows them, on the host.
-        nodes: ``[M]`` long, the path.
-        tokens: ``[M]`` long, what is listed.
-    """
-
-    def __init__(self, decided: Tensor, told: list[int]) -> None:
-        """From ``[2P + 1]`` path, tokens along it and the next one; here and on the host."""
-        width = len(told) // 2
-        # A path only ever goes on to larger numbers; where it stops doing so it is filled up.
-        kept = 1 + sum(after > before for before, after in pairwise(told[:width]))
-        self.path = told[:kept]
-        self.listed = [*told[width + 1 : width + kept], told[-1]]
-        self.nodes = decided[:kept]
-        self.tokens = torch.cat((decided[width + 1 : width + kept], decided[-1:]))
-
-
-def accept_rows(
-    rules: Sequence[AcceptanceRule],
-    trees: Sequence[TokenTree],
-    logits: Sequence[Tensor],
-    sampling: Sampling,
-    generators: Sequence[torch.Generator],
-) -> list[RowAccepted]:
-    """Let every row's rule accept a path of its tree; ``[N, V]`` logits each."""
-    decided = []
-    for rule, tree, of_tree, generator in zip(rules, trees, logits, generators, strict=True):
-        found = decide(rule, tree, of_tree, sampling, generator)
-        on_path = tree.tokens.index_select(0, found.path)
-        decided.append(torch.cat((found.path, on_path, found.next_token[None])))
-    told = torch.cat(decided).tolist()
-    ends = [0]
-    for one in decided:
-        ends.append(ends[-1] + one.shape[0])
-    return [
-        RowAccepted(one, told[first:last])
-        for one, (first, last) in zip(decided, pairwise(ends), strict=True)
-    ]

@@ -27,36 +27,35 @@ from falcon_lab.interfaces import (
 T = TypeVar("T")
 
 
-class RowByRow:
-    """The ``DraftSequences`` of a drafter that knows one sequence alone.
+class OneByOne:
+    """The ``DraftSequences`` of drafters that know one sequence each.
 
     Attributes:
-        drafters: each row's own.
+        drafters: each place's own.
 
     Args:
-        drafter: what is copied.
-        rows: B.
+        drafters: one for every place.
         positions: of the longest sequence.
         tree: what is drafted for each.
     """
 
-    def __init__(self, drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> None:
-        self.drafters = copies_of(drafter, rows)
+    def __init__(self, drafters: list[Drafter], positions: int, tree: TreeBuilder) -> None:
+        self.drafters = drafters
         self._positions = positions
         self._tree = tree
 
     def reset(self, row: int, first: Tensor) -> None:
-        """Start a sequence in that row."""
+        """Start a sequence at that place."""
         drafter = self.drafters[row]
         drafter.reset(first)
         drafter.reserve(self._positions, self._tree)
 
     def observe(self, row: int, observation: Observation) -> None:
-        """Tell that row's copy."""
+        """Hand it to that place's drafter."""
         self.drafters[row].observe(observation)
 
     def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
-        """One call for each row."""
+        """Make one pass for each sequence."""
         return {row: self.drafters[row].draft(frontier) for row, frontier in frontiers.items()}
 
     def move(self, source: int, goal: int) -> None:
@@ -66,14 +65,11 @@ class RowByRow:
 
 
 def sequences_of(drafter: Drafter, rows: int, positions: int, tree: TreeBuilder) -> DraftSequences:
-    """Return the drafter's own places for ``rows`` sequences, or one copy of it for each."""
+    """Draft for ``rows`` sequences: the drafter itself for one, else its own way or by copies."""
+    if rows == 1:
+        return OneByOne([drafter], positions, tree)
     own = None if drafter.max_auxiliary else drafter.sequences(rows, positions, tree)
-    return RowByRow(drafter, rows, positions, tree) if own is None else own
-
-
-def asking(sequences: DraftSequences, row: int) -> Drafter | None:
-    """Return the drafter of one sequence alone, where every sequence has its own."""
-    return sequences.drafters[row] if isinstance(sequences, RowByRow) else None
+    return OneByOne(copies_of(drafter, rows), positions, tree) if own is None else own
 
 
 def copies_of(component: T, count: int) -> list[T]:

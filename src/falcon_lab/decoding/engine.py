@@ -1,40 +1,264 @@
-"""Speculative decoding, one sequence at a time: the loop is ``SpeculativeEngine.generate``.
+"""Engines: prompts in, texts out, one at a time or several side by side.
 
-Shapes: P prompt tokens, N tree nodes, A accepted draft tokens, V vocabulary, H hidden.
+An engine admits prompts to places, runs rounds over the sequences in use (``round.py``), and gives
+the place of a text that has ended to the next prompt. Sequences share passes and nothing else, so
+that each prompt's text is what it would be alone.
+
+Shapes: B sequences, P prompt tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.accepting import accept
-from falcon_lab.decoding.generation import Clock, DeviceClock, Generation, OnRound, Round, clock_for
+from falcon_lab.decoding.batch_drafting import copies_of, sequences_of
+from falcon_lab.decoding.generation import Generation, OnRound, PhaseClock
 from falcon_lab.decoding.memory import check_kv_memory
-from falcon_lab.decoding.observing import observation, with_auxiliary
+from falcon_lab.decoding.round import (
+    Components,
+    DecodedSequence,
+    Rounds,
+    SpeculativeRounds,
+    share_out,
+)
 from falcon_lab.decoding.stopping import StopCondition, begin
+from falcon_lab.decoding.target_sequences import TargetSequences, target_sequences
+from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     AcceptanceRule,
-    Budget,
     Drafter,
     LengthController,
-    RoundContext,
-    RoundOutcome,
     TreeBuilder,
 )
 from falcon_lab.sampling import Sampling
-from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
-    from falcon_lab.model.kv_cache import KVCache
-    from falcon_lab.model.target import Target, TargetOutput
+    from falcon_lab.model.target import Target
 
 
-class SpeculativeEngine:
+class Engine(ABC):
+    """A target, and a way to decode with it.
+
+    Attributes:
+        target: the model.
+        decoding: how to run it.
+    """
+
+    target: Target
+    decoding: DecodingConfig
+
+    @property
+    @abstractmethod
+    def lossless(self) -> bool:
+        """Whether the output is the target's own."""
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int:
+        """Most positions that a round takes beyond the text."""
+
+    @abstractmethod
+    def rounds(
+        self, sequences: TargetSequences, count: int, length: int, sampling: Sampling
+    ) -> Rounds:
+        """Make what is done round by round for ``count`` sequences of up to ``length`` tokens."""
+
+    @abstractmethod
+    def drafter_bytes(self, length: int) -> int:
+        """Return the memory that drafting for a sequence of that length takes."""
+
+    @property
+    def drafter_allocated(self) -> int:
+        """Memory that the drafter keeps from one sequence to the next."""
+        return 0
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompt: Tensor,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        stop: StopCondition,
+        on_round: OnRound | None = None,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt: ``[P]`` long, at least one token, on the target's device.
+            max_new_tokens: most tokens to add; fewer when the target's context ends before.
+            sampling: how tokens are drawn from the target.
+            generator: the source of all randomness, on the target's device.
+            stop: what ends the text.
+            on_round: called with every round's tokens, and with the first token.
+
+        Raises:
+            FalconLabError: the prompt is empty or longer than the target's context, or there is
+                no memory for its keys and values.
+        """
+        transcript = begin(prompt, max_new_tokens, self.target.max_positions, stop)
+        sequence = DecodedSequence(0, prompt, transcript, generator, on_round)
+        for _ in self.decode([sequence], 1, sampling):
+            pass
+        return sequence.generation()
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Tensor],
+        *,
+        batch_size: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generators: Sequence[torch.Generator],
+        stop: StopCondition,
+    ) -> list[Generation]:
+        """Continue prompts as ``stream`` does; return the texts in the order of the prompts."""
+        found = self.stream(
+            prompts,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            generators=generators,
+            stop=stop,
+        )
+        return [generation for _, generation in sorted(found, key=lambda pair: pair[0])]
+
+    @torch.inference_mode()
+    def stream(
+        self,
+        prompts: Sequence[Tensor],
+        *,
+        batch_size: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generators: Sequence[torch.Generator],
+        stop: StopCondition,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Continue prompts; yield each one's number and text as soon as it has ended.
+
+        A drafter that cannot draft for several sequences itself is copied, as are tree builder,
+        acceptance rule and controller (``batch_drafting.py``).
+
+        Args:
+            prompts: ``[P]`` long each, at least one token, on the target's device.
+            batch_size: B, most sequences at a time.
+            max_new_tokens: most tokens to add to each.
+            sampling: how tokens are drawn from the target.
+            generators: each prompt's own source of randomness, on the target's device.
+            stop: what ends a text.
+
+        Raises:
+            FalconLabError: ``batch_size`` is less than 1, a prompt is empty or longer than the
+                target's context, or there is no memory for the keys and values of all sequences
+                (``decoding.kv_memory`` is for all of them together).
+        """
+        if batch_size < 1:
+            raise FalconLabError(f"a batch has at least one sequence, not {batch_size}")
+        waiting = [
+            DecodedSequence(
+                number, prompt, begin(prompt, max_new_tokens, self.target.max_positions, stop), own
+            )
+            for number, (prompt, own) in enumerate(zip(prompts, generators, strict=True))
+        ]
+        for sequence in self.decode(waiting, batch_size, sampling):
+            yield sequence.number, sequence.generation()
+
+    def decode(
+        self, waiting: Sequence[DecodedSequence], batch_size: int, sampling: Sampling
+    ) -> Iterator[DecodedSequence]:
+        """Decode sequences, at most ``batch_size`` at a time; yield each when it has ended."""
+        if not waiting:
+            return
+        places = _Places(self, deque(waiting), min(batch_size, len(waiting)), sampling)
+        while places.sequences:
+            yield from places.take_ended()
+            places.run_round()
+
+    def check_memory(self, count: int, length: int) -> None:
+        """Refuse ``count`` sequences of up to ``length`` tokens that there is no memory for."""
+        target, nodes = self.target, self.max_nodes
+
+        def bytes_of(length: int) -> int:
+            # One sequence may have a cache of another capacity (compiled passes, CUDA graphs).
+            room = length + nodes
+            own = target.kv_bytes(room) if count == 1 else target.batch_bytes(count, room)
+            return own + count * self.drafter_bytes(length)
+
+        check_kv_memory(
+            bytes_of,
+            length,
+            limit_gib=self.decoding.kv_memory,
+            device=target.device,
+            sequences=count,
+            held=target.kv_allocated + self.drafter_allocated if count == 1 else 0,
+        )
+
+
+class _Places:
+    """The sequences in use, by place, and those that wait for one."""
+
+    def __init__(
+        self, engine: Engine, waiting: deque[DecodedSequence], count: int, sampling: Sampling
+    ) -> None:
+        longest = max(len(one.prompt) + one.transcript.remaining for one in waiting)
+        engine.check_memory(count, longest)
+        self._clock = PhaseClock.on(engine.target.device)
+        self._target = target_sequences(engine.target, count, longest + engine.max_nodes)
+        self._rounds = engine.rounds(self._target, count, longest, sampling)
+        self._waiting = waiting
+        self.sequences: list[DecodedSequence] = []
+        for place in range(count):
+            self.sequences.append(self._admit(place))
+
+    def run_round(self) -> None:
+        """Run a round over all sequences in use."""
+        if self.sequences:
+            self._rounds.run(self.sequences, self._clock)
+            share_out(self._clock, self.sequences)
+
+    def take_ended(self) -> Iterator[DecodedSequence]:
+        """Yield the sequences that have ended; their places go to those that wait."""
+        for place in reversed(range(len(self.sequences))):
+            while place < len(self.sequences) and self.sequences[place].ended:
+                yield self.sequences[place]
+                self._clock.start()  # the time of whoever takes the texts is not decoding's
+                if self._waiting:
+                    self.sequences[place] = self._admit(place)
+                else:
+                    self._drop(place)
+                    break
+
+    def _admit(self, place: int) -> DecodedSequence:
+        """Read the next prompt; no other sequence is touched."""
+        sequence = self._waiting.popleft()
+        cache = self._target.open(place)
+        self._rounds.admit(place, sequence, cache)
+        self._target.fill(place, cache)
+        kept = sequence.transcript.extend([int(sequence.root)])
+        self._clock.lap("prefill")
+        share_out(self._clock, [sequence])
+        if sequence.on_round is not None:
+            sequence.on_round(kept, 0, None, None)
+        return sequence
+
+    def _drop(self, place: int) -> None:
+        """Give up a place; the last sequence moves there."""
+        self._target.drop(place)
+        last = self.sequences.pop()
+        if place < len(self.sequences):
+            self.sequences[place] = last
+            self._rounds.move(len(self.sequences), place)
+
+
+class SpeculativeEngine(Engine):
     """A target, and the four components that make it faster.
 
     Args:
@@ -42,7 +266,7 @@ class SpeculativeEngine:
         drafter: proposes tokens.
         tree_builder: grows a tree of them.
         rule: accepts a path of the tree.
-        controller: says how much to draft.
+        controller: decides how much to draft.
         decoding: how to run them; None takes the defaults.
     """
 
@@ -73,143 +297,29 @@ class SpeculativeEngine:
         """Whether the output is the target's own."""
         return self.rule.lossless
 
-    @torch.inference_mode()
-    def generate(
-        self,
-        prompt: Tensor,
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        generator: torch.Generator,
-        stop: StopCondition,
-        on_round: OnRound | None = None,
-    ) -> Generation:
-        """Continue a prompt.
-
-        Args:
-            prompt: ``[P]`` long, at least one token, on the target's device.
-            max_new_tokens: most tokens to add; fewer when the target's context ends before.
-            sampling: how tokens are drawn from the target.
-            generator: the source of all randomness, on the target's device.
-            stop: what ends the text.
-            on_round: told of every round's tokens, and of the first token.
-
-        Raises:
-            FalconLabError: the prompt is empty or longer than the target's context, or there is
-                no memory for its keys and values.
-        """
-        target = self.target
-        transcript = begin(prompt, max_new_tokens, target.max_positions, stop)
-        rounds: list[Round] = []
-        clock = clock_for(target.device)
-        self.controller.reset()
-        cache = self._begin(prompt[0], len(prompt) + transcript.remaining)
-        output = self._prefill(prompt, cache)
-        root = sampling.draw(output.logits[-1], generator)
-        unobserved = prompt[len(prompt) - len(output.features) + 1 :]
-        self._observe(torch.cat((unobserved, root[None])), output)
-        kept = transcript.extend([int(root)])
-        if on_round is not None:
-            on_round(kept, 0, None, None)
-        clock.lap("prefill")
-
-        while transcript.finish is None:
-            room = transcript.remaining - 1
-            budget = at_most(self.controller.budget(), depth=room)
-            context = RoundContext(root, budget, sampling, generator)
-            tree, passes = self._draft(context, room, clock)
-
-            start = cache.length
-            output = target.verify(tree, cache)
-            clock.lap("verify")
-
-            added = accept(self.rule, tree, output.logits, sampling, generator)
-            accepted, root = added.acceptance, added.acceptance.next_token
-            kept = transcript.extend(added.listed)
-            clock.lap("accept")
-
-            cache.commit(start, accepted.path, last=added.last)
-            if tree.auxiliary:
-                self.drafter.observe_auxiliary(tree, output.logits, accepted)
-            self._observe(added.tokens, output, accepted.path)
-            outcome = RoundOutcome(tree.max_depth, tree.drafted, len(added.listed) - 1)
-            self.controller.update(outcome)
-            clock.lap("commit")
-
-            drafted = min(outcome.accepted, len(kept))
-            counts = (outcome.nodes, outcome.drafted, passes, drafted, len(kept), tree.auxiliary)
-            rounds.append(Round(*counts))
-            if on_round is not None:
-                on_round(kept, drafted, tree, accepted)
-            clock.lap("overhead")
-        return Generation(transcript.tokens, transcript.finish, rounds, clock.seconds)
-
-    def _begin(self, first: Tensor, length: int) -> KVCache:
-        """Start a sequence of up to ``length`` tokens, if there is memory for it; its cache."""
-        target, drafter, tree = self.target, self.drafter, self.tree_builder
-        nodes = self.max_nodes
-
-        def bytes_of(length: int) -> int:
-            return target.kv_bytes(length + nodes) + drafter.kv_bytes(length, tree)
-
-        check_kv_memory(
-            bytes_of,
-            length,
-            limit_gib=self.decoding.kv_memory,
-            device=target.device,
-            held=target.kv_allocated + drafter.kv_allocated,
+    def rounds(
+        self, sequences: TargetSequences, count: int, length: int, sampling: Sampling
+    ) -> Rounds:
+        """Make speculative rounds; one sequence has the engine's own components, others copies."""
+        parts = [Components(self.tree_builder, self.rule, self.controller)]
+        if count > 1:
+            copies = (copies_of(part, count) for part in parts[0])
+            parts = [Components(*own) for own in zip(*copies, strict=True)]
+        return SpeculativeRounds(
+            self.target,
+            sequences,
+            self.drafter,
+            sequences_of(self.drafter, count, length, self.tree_builder),
+            parts,
+            sampling=sampling,
+            chunk=self.decoding.prefill_chunk,
         )
-        drafter.reset(first)
-        drafter.reserve(length, tree)
-        return target.new_cache(length + nodes)
 
-    def _prefill(self, prompt: Tensor, cache: KVCache) -> TargetOutput:
-        """Read the prompt. The drafter is told of every pass but the last one.
+    def drafter_bytes(self, length: int) -> int:
+        """Return what the drafter counts."""
+        return self.drafter.kv_bytes(length, self.tree_builder)
 
-        What follows the last one's tokens is still to be drawn.
-        """
-        left = len(prompt)
-        for output in self.target.read(prompt, cache, chunk=self.decoding.prefill_chunk):
-            first, left = len(prompt) - left, left - len(output.features)
-            if left:
-                known = prompt[first + 1 : len(prompt) - left + 1]
-                self._observe(known, output, remaining=left)
-        return output
-
-    def _draft(
-        self, context: RoundContext, room: int, clock: Clock | DeviceClock
-    ) -> tuple[TokenTree, int]:
-        """Drafter and tree builder take turns; the tree and the number of passes."""
-        passes = 0
-        frontier = self.tree_builder.start(context)
-        while frontier is not None:
-            clock.lap("overhead")
-            output = self.drafter.draft(frontier)
-            clock.lap("draft")
-            passes += 1
-            frontier = self.tree_builder.grow(output)
-            if frontier is not None and not self.controller.keep_going(passes, output):
-                break
-        tree = with_auxiliary(self.drafter, self.tree_builder.finish(), room)
-        clock.lap("overhead")
-        return tree, passes
-
-    def _observe(
-        self,
-        tokens: Tensor,
-        output: TargetOutput,
-        path: Tensor | None = None,
-        *,
-        remaining: int = 0,
-    ) -> None:
-        seen = observation(self.drafter, tokens, output, path, remaining=remaining)
-        self.drafter.observe(seen)
-
-
-def at_most(budget: Budget, *, depth: int) -> Budget:
-    """The budget with its depth limited.
-
-    A round adds one token more than its depth, so that with ``depth`` one less than what is still
-    to be written nothing is drafted in vain, and no node lies beyond the target's last position.
-    """
-    return replace(budget, depth=depth if budget.depth is None else min(budget.depth, depth))
+    @property
+    def drafter_allocated(self) -> int:
+        """Memory that the drafter keeps from one sequence to the next."""
+        return self.drafter.kv_allocated

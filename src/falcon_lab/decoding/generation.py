@@ -1,26 +1,17 @@
-"""What decoding returns, and the clock that it is measured with.
-
-A clock that never waits: marks in the device's own stream, looked at when all is done.
-
-A part's time is then what passed on the device between two marks, its waiting for the host
-included; the parts add up to the time from the first mark to the last.
-"""
+"""What decoding returns, and the clock that it is measured with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
 import torch
 
-from falcon_lab.decoding.stopping import Finish, StopCondition
+from falcon_lab.decoding.stopping import Finish
 from falcon_lab.interfaces import Acceptance
 from falcon_lab.tree import TokenTree
-
-__all__ = ["Clock", "Finish", "Generation", "OnRound", "Round", "Seconds", "StopCondition"]
 
 OnRound = Callable[[list[int], int, TokenTree | None, Acceptance | None], None]
 """Called with the tokens that a round added (cut at the end of the text), how many of them were
@@ -52,15 +43,18 @@ class Round:
 
 @dataclass(slots=True)
 class Seconds:
-    """Time of one generation, by the wall clock; on a GPU by its own (``device_clock.py``).
+    """Time of one generation: of the wall clock, on a GPU of the device's stream.
+
+    Sequences that are decoded side by side share a round's time evenly, so that the times of all
+    texts add up to the whole.
 
     Attributes:
         prefill: reading the prompt, by target and drafter, and the first token.
         draft: the drafter's passes.
         verify: target forward.
         accept: acceptance rule.
-        commit: moving cache rows, the drafter's and the controller's update.
-        overhead: tree building, the controller's questions, the rest of the loop.
+        commit: moving entries of the KV cache, the drafter's and the controller's update.
+        overhead: tree building, the controller's decisions, the rest of the loop.
         total: of decoding, the prefill not counted.
     """
 
@@ -94,82 +88,89 @@ class Generation:
     seconds: Seconds = field(default_factory=Seconds)
 
 
-class Clock:
-    """Fills ``seconds``, lap by lap.
-
-    Args:
-        device: waited for before a lap is taken.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds = Seconds()
-        self._cuda = device if device.type == "cuda" else None
-        self._last = self._now()
-
-    def lap(self, part: Part) -> None:
-        """The time since the last lap went into ``part``."""
-        before, self._last = self._last, self._now()
-        taken = self._last - before
-        setattr(self.seconds, part, getattr(self.seconds, part) + taken)
-        if part != "prefill":
-            self.seconds.total += taken
-
-    def _now(self) -> float:
-        if self._cuda is not None:
-            torch.cuda.synchronize(self._cuda)
-        return perf_counter()
-
-
 class Mark(Protocol):
-    """A moment of a device: ``torch.cuda.Event``."""
+    """A moment in the work of a device: ``torch.cuda.Event``, or ``Moment`` on the host."""
 
     def synchronize(self) -> None:
         """Wait until the device has come so far."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds to a later mark."""
+        """Return the milliseconds to a later mark."""
         ...
 
 
-class DeviceClock:
-    """Fills ``seconds``, lap by lap, as ``Clock`` does.
+class Moment:
+    """A mark by the host's own clock."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = perf_counter()
+
+    def synchronize(self) -> None:
+        """Return at once: the host has come so far."""
+
+    def elapsed_time(self, end_event: Moment) -> float:
+        """Return the milliseconds to a later moment."""
+        return 1000 * (end_event.at - self.at)
+
+
+class Laps:
+    """Measured stretches of time, each a part of decoding."""
+
+    def __init__(self) -> None:
+        self.listed: list[tuple[Part, Mark, Mark]] = []
+
+    def add_to(self, seconds: Seconds, share: float) -> None:
+        """Add a share of every lap; this waits for the device."""
+        if self.listed:
+            self.listed[-1][2].synchronize()
+        for part, before, after in self.listed:
+            taken = share * before.elapsed_time(after) / 1000
+            setattr(seconds, part, getattr(seconds, part) + taken)
+            if part != "prefill":
+                seconds.total += taken
+
+
+class PhaseClock:
+    """Measures the parts of decoding without ever waiting for a device.
+
+    On a GPU a lap is what passes in the device's own stream between two events, its waiting for
+    the host included; the laps of a stretch add up to the whole of it.
 
     Args:
-        mark: marks the moment which the device comes to after all that it was given so far.
+        mark: marks the moment that the device comes to after all that it was given so far.
     """
 
     def __init__(self, mark: Callable[[], Mark]) -> None:
         self._mark = mark
-        self._marks = [mark()]
-        self._parts: list[Part] = []
+        self._laps = Laps()
+        self._last = mark()
+
+    @classmethod
+    def on(cls, device: torch.device) -> PhaseClock:
+        """Make the clock of a loop that one device works for."""
+        if device.type != "cuda":
+            return cls(Moment)
+
+        def mark() -> Mark:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(device))
+            return event
+
+        return cls(mark)
+
+    def start(self) -> None:
+        """Leave out the time since the last lap."""
+        self._last = self._mark()
 
     def lap(self, part: Part) -> None:
-        """The time since the last lap went into ``part``."""
-        self._parts.append(part)
-        self._marks.append(self._mark())
+        """Count the time since the last lap as that part's."""
+        before, self._last = self._last, self._mark()
+        self._laps.listed.append((part, before, self._last))
 
-    @property
-    def seconds(self) -> Seconds:
-        """Of all laps so far; this waits for the device."""
-        found = Seconds()
-        self._marks[-1].synchronize()
-        for part, (before, after) in zip(self._parts, pairwise(self._marks), strict=True):
-            taken = before.elapsed_time(after) / 1000
-            setattr(found, part, getattr(found, part) + taken)
-            if part != "prefill":
-                found.total += taken
-        return found
-
-
-def clock_for(device: torch.device) -> Clock | DeviceClock:
-    """The clock of a loop that one device works for."""
-    if device.type != "cuda":
-        return Clock(device)
-
-    def mark() -> Mark:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return event
-
-    return DeviceClock(mark)
+    def take(self) -> Laps:
+        """Return the laps since they were last taken."""
+        laps, self._laps = self._laps, Laps()
+        return laps

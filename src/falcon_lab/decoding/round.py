@@ -1,40 +1,41 @@
-"""What the batched engine knows about a row, and how it shares out the time.
+"""One round of speculative decoding, over one sequence or several: ``SpeculativeRounds.run``.
 
-Shapes: P prompt tokens.
-
-A round of all rows at once: one target pass, and one drafter pass for all that still draft.
-
-Shapes: B rows in use, N tree nodes, A accepted draft tokens, V vocabulary, H hidden.
+Shapes: B sequences, P prompt tokens, N tree nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from falcon_lab.decoding.accepting import accept_rows
-from falcon_lab.decoding.batch_drafting import asking, copies_of, sequences_of
-from falcon_lab.decoding.engine import at_most
-from falcon_lab.decoding.generation import Clock, DeviceClock, Generation, Round, Seconds, clock_for
+from falcon_lab.decoding.accepting import Accepted, accept
+from falcon_lab.decoding.batch_drafting import OneByOne
+from falcon_lab.decoding.generation import Generation, Laps, OnRound, PhaseClock, Round, Seconds
 from falcon_lab.decoding.observing import observation, with_auxiliary
-from falcon_lab.decoding.stopping import Transcript
-from falcon_lab.interfaces import Acceptance, Frontier, RoundContext, RoundOutcome
-from falcon_lab.sampling import Sampling
+from falcon_lab.interfaces import Budget, Frontier, RoundContext, RoundOutcome
 from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
-    from falcon_lab.decoding.engine import SpeculativeEngine
-    from falcon_lab.decoding.plain import PlainEngine
-    from falcon_lab.model.kv_cache import BatchCache, KVCache
+    from falcon_lab.decoding.stopping import Transcript
+    from falcon_lab.decoding.target_sequences import TargetSequences
+    from falcon_lab.interfaces import (
+        AcceptanceRule,
+        Drafter,
+        DraftSequences,
+        LengthController,
+        TreeBuilder,
+    )
+    from falcon_lab.model.kv_cache import KVCache
+    from falcon_lab.model.target import Target, TargetOutput
+    from falcon_lab.sampling import Sampling
 
 
 @dataclass(slots=True)
-class Row:
+class DecodedSequence:
     """A sequence that is being decoded.
 
     Attributes:
@@ -42,210 +43,214 @@ class Row:
         prompt: ``[P]`` long.
         transcript: what was written so far.
         generator: the source of its randomness.
+        on_round: called with every round's tokens, and with the first one.
         root: 0-d long, the newest token, not yet read by the target.
         rounds: its verifications so far.
-        laps: clocks of what it took part in, and its share of each.
+        laps: of what it took part in, and its share of them.
     """
 
     number: int
     prompt: Tensor
     transcript: Transcript
     generator: torch.Generator
+    on_round: OnRound | None = None
     root: Tensor = field(init=False)
     rounds: list[Round] = field(default_factory=list)
-    laps: list[tuple[Clock | DeviceClock, float]] = field(default_factory=list)
+    laps: list[tuple[Laps, float]] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
         """Whether its text is complete."""
         return self.transcript.finish is not None
 
+    def add(self, tokens: list[int]) -> list[int]:
+        """Add plainly decoded tokens; return those that are in the text."""
+        kept = self.transcript.extend(tokens)
+        if self.on_round is not None:
+            self.on_round(kept, 0, None, None)
+        return kept
+
     def generation(self) -> Generation:
-        """The text of a row that has ended."""
+        """Return the text of a sequence that has ended."""
         assert self.transcript.finish is not None
-        return Generation(
-            self.transcript.tokens, self.transcript.finish, self.rounds, self._seconds()
-        )
-
-    def _seconds(self) -> Seconds:
-        found = Seconds()
-        for clock, share in self.laps:
-            taken = clock.seconds
-            for part in fields(Seconds):
-                more = share * getattr(taken, part.name)
-                setattr(found, part.name, getattr(found, part.name) + more)
-        return found
+        seconds = Seconds()
+        for laps, share in self.laps:
+            laps.add_to(seconds, share)
+        return Generation(self.transcript.tokens, self.transcript.finish, self.rounds, seconds)
 
 
-def share_out(clock: Clock | DeviceClock, rows: Sequence[Row]) -> None:
-    """A clock's time is that of these rows, evenly, so that all rows' times add up."""
-    for row in rows:
-        row.laps.append((clock, 1 / len(rows)))
+def share_out(clock: PhaseClock, sequences: Sequence[DecodedSequence]) -> None:
+    """Give the laps since the last time to sequences, evenly."""
+    laps = clock.take()
+    for sequence in sequences:
+        sequence.laps.append((laps, 1 / len(sequences)))
 
 
-class PlainRounds:
-    """A token for every row.
+class Rounds(Protocol):
+    """What is done for sequences at their places 0, 1, 2, …"""
 
-    Args:
-        engine: what is done for every row.
-        sampling: how tokens are drawn.
-    """
-
-    def __init__(self, engine: PlainEngine, sampling: Sampling) -> None:
-        self._target = engine.target
-        self._chunk = engine.decoding.prefill_chunk
-        self._sampling = sampling
-
-    def admit(self, place: int, row: Row, cache: KVCache) -> None:
-        """Read a new row's prompt, and draw its first token."""
-        passes = self._target.read(row.prompt, cache, chunk=self._chunk)
-        output = deque(passes, maxlen=1).pop()  # the last one's logits are all that is wanted
-        row.root = self._sampling.draw(output.logits[-1], row.generator)
+    def admit(self, place: int, sequence: DecodedSequence, cache: KVCache) -> None:
+        """Read a new sequence's prompt, and draw its root."""
+        ...
 
     def move(self, source: int, goal: int) -> None:
-        """A row goes to another place: nothing to be done."""
+        """Take a sequence to another place, whose own has ended."""
+        ...
 
-    def round(self, rows: Sequence[Row], cache: BatchCache) -> None:
-        """Add a token to every row."""
-        clock = clock_for(self._target.device)
-        output = self._target.step_batch(torch.stack([row.root for row in rows]), cache)
-        clock.lap("verify")
-        tokens = self._draw(output.logits, rows)
-        for row, root, token in zip(rows, tokens, tokens.tolist(), strict=True):
-            row.root = root
-            row.transcript.extend([token])
-            row.rounds.append(Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1))
-        clock.lap("accept")
-        cache.keep([[0]] * len(rows))
-        clock.lap("commit")
-        share_out(clock, rows)
+    def run(self, sequences: Sequence[DecodedSequence], clock: PhaseClock) -> None:
+        """Add to every sequence."""
+        ...
 
-    def _draw(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
-        """``[B, V]`` -> ``[B]``, each row with its own generator."""
-        if self._sampling.greedy:
-            return logits.argmax(-1)
-        draws = [
-            self._sampling.draw(of_row, row.generator)
-            for of_row, row in zip(logits, rows, strict=True)
-        ]
-        return torch.stack(draws)
+
+class Components(NamedTuple):
+    """What a sequence is drafted and accepted with, its drafter apart."""
+
+    builder: TreeBuilder
+    rule: AcceptanceRule
+    controller: LengthController
 
 
 class SpeculativeRounds:
-    """A tree for every row, each grown, accepted and followed up by components of its own.
+    """A tree for every sequence, each grown, accepted and followed up by components of its own.
 
     Args:
-        engine: what is copied for every row.
+        target: the model, tapped where the drafter asks for it.
+        sequences: the model's passes over all of them.
+        drafter: whose needs hold.
+        drafts: its side of the sequences.
+        parts: the other components of every place.
         sampling: how tokens are drawn.
-        count: rows.
-        positions: of the longest of them.
+        chunk: tokens of a prompt that are read in one pass.
     """
 
     def __init__(
-        self, engine: SpeculativeEngine, sampling: Sampling, count: int, positions: int
+        self,
+        target: Target,
+        sequences: TargetSequences,
+        drafter: Drafter,
+        drafts: DraftSequences,
+        parts: list[Components],
+        *,
+        sampling: Sampling,
+        chunk: int,
     ) -> None:
-        self._target = engine.target
-        self._chunk = engine.decoding.prefill_chunk
+        self._target = target
+        self._sequences = sequences
+        self._drafter = drafter
+        self._drafts = drafts
+        self._own = drafts.drafters if isinstance(drafts, OneByOne) else ()
+        self._parts = parts
         self._sampling = sampling
-        self._builders = copies_of(engine.tree_builder, count)
-        self._rules = copies_of(engine.rule, count)
-        self._controllers = copies_of(engine.controller, count)
-        self._drafter = engine.drafter
-        self._drafts = sequences_of(engine.drafter, count, positions, engine.tree_builder)
+        self._chunk = chunk
 
-    def admit(self, place: int, row: Row, cache: KVCache) -> None:
-        """Read a new row's prompt, and draw its first token.
+    def admit(self, place: int, sequence: DecodedSequence, cache: KVCache) -> None:
+        """Read a new sequence's prompt, and draw its root.
 
-        The drafter is told of every pass as it comes; what follows the last one is the root.
+        The drafter observes every pass as it comes; what follows the last one is the root.
         """
-        self._controllers[place].reset()
-        self._drafts.reset(place, row.prompt[0])
-        left = len(row.prompt)
-        for output in self._target.read(row.prompt, cache, chunk=self._chunk):
-            first, left = len(row.prompt) - left + 1, left - len(output.features)
-            known = row.prompt[first : len(row.prompt) - left + 1]
+        self._parts[place].controller.reset()
+        self._drafts.reset(place, sequence.prompt[0])
+        prompt, left = sequence.prompt, len(sequence.prompt)
+        for output in self._target.read(prompt, cache, chunk=self._chunk):
+            first, left = len(prompt) - left + 1, left - len(output.features)
+            known = prompt[first : len(prompt) - left + 1]
             if not left:
-                row.root = self._sampling.draw(output.logits[-1], row.generator)
-                known = torch.cat((known, row.root[None]))
+                sequence.root = self._sampling.draw(output.logits[-1], sequence.generator)
+                known = torch.cat((known, sequence.root[None]))
             self._drafts.observe(place, observation(self._drafter, known, output, remaining=left))
 
     def move(self, source: int, goal: int) -> None:
-        """A row goes to another place, and its components with it."""
-        for parts in (self._builders, self._rules, self._controllers):
-            _swap(parts, source, goal)
+        """Take a sequence's components to another place."""
+        parts = self._parts
+        parts[goal], parts[source] = parts[source], parts[goal]
         self._drafts.move(source, goal)
 
-    def round(self, rows: Sequence[Row], cache: BatchCache) -> None:
+    def run(self, sequences: Sequence[DecodedSequence], clock: PhaseClock) -> None:
         """Draft, verify, accept and commit."""
-        clock = clock_for(self._target.device)
-        trees, passes = self._draft(rows, clock)
-        trees = [self._with_auxiliary(place, row, trees[place]) for place, row in enumerate(rows)]
+        trees, passes = self._draft(sequences, clock)
         clock.lap("overhead")
 
-        output = self._target.verify_batch(trees, cache)
+        outputs = self._sequences.verify(trees)
         clock.lap("verify")
 
-        counts = [tree.nodes for tree in trees]
-        accepted = accept_rows(
-            self._rules[: len(rows)],
-            trees,
-            output.logits.split(counts),
-            self._sampling,
-            [row.generator for row in rows],
-        )
-        kept = [row.transcript.extend(one.listed) for row, one in zip(rows, accepted, strict=True)]
+        logits = [output.logits for output in outputs]
+        draws = [sequence.generator for sequence in sequences]
+        rules = [part.rule for part in self._parts[: len(trees)]]
+        accepted = accept(rules, trees, logits, self._sampling, draws)
+        kept = [
+            sequence.transcript.extend(one.listed)
+            for sequence, one in zip(sequences, accepted, strict=True)
+        ]
         clock.lap("accept")
 
-        cache.keep([one.path for one in accepted])
-        outputs = output.split(counts)
-        for place, (row, one, tree) in enumerate(zip(rows, accepted, trees, strict=True)):
-            row.root = one.tokens[-1]
-            if tree.auxiliary and (drafter := asking(self._drafts, place)) is not None:
-                acceptance = Acceptance(one.nodes, row.root)
-                drafter.observe_auxiliary(tree, outputs[place].logits, acceptance)
-            seen = observation(self._drafter, one.tokens, outputs[place], one.nodes)
-            self._drafts.observe(place, seen)
-            outcome = RoundOutcome(tree.max_depth, tree.drafted, len(one.path) - 1)
-            self._controllers[place].update(outcome)
-            added = len(kept[place])
-            drafted = min(outcome.accepted, added)
-            counts_of = (outcome.nodes, outcome.drafted, passes[place], drafted, added)
-            row.rounds.append(Round(*counts_of, tree.auxiliary))
+        self._sequences.commit(accepted)
+        outcomes = [
+            self._follow_up(place, trees[place], outputs[place], accepted[place])
+            for place in range(len(trees))
+        ]
         clock.lap("commit")
-        share_out(clock, rows)
 
-    def _with_auxiliary(self, place: int, row: Row, tree: TokenTree) -> TokenTree:
-        """Return a sequence's tree with the auxiliary nodes of its drafter."""
-        drafter = asking(self._drafts, place)
-        if drafter is None:
-            return tree
-        return with_auxiliary(drafter, tree, row.transcript.remaining - 1)
+        for place, (sequence, outcome) in enumerate(zip(sequences, outcomes, strict=True)):
+            one, tree, added = accepted[place], trees[place], kept[place]
+            sequence.root = one.tokens[-1]
+            drafted = min(outcome.accepted, len(added))
+            shape = outcome.nodes, outcome.drafted, passes[place]
+            sequence.rounds.append(Round(*shape, drafted, len(added), tree.auxiliary))
+            if sequence.on_round is not None:
+                sequence.on_round(added, drafted, tree, one.acceptance)
+        clock.lap("overhead")
 
     def _draft(
-        self, rows: Sequence[Row], clock: Clock | DeviceClock
+        self, sequences: Sequence[DecodedSequence], clock: PhaseClock
     ) -> tuple[list[TokenTree], list[int]]:
-        """Drafter and tree builders take turns; every row's tree and number of passes."""
+        """Let drafter and tree builders take turns; every sequence's tree and passes."""
         frontiers: dict[int, Frontier] = {}
-        for place, row in enumerate(rows):
-            remaining = row.transcript.remaining - 1
-            budget = at_most(self._controllers[place].budget(), depth=remaining)
-            context = RoundContext(row.root, budget, self._sampling, row.generator)
-            if (frontier := self._builders[place].start(context)) is not None:
+        for place, sequence in enumerate(sequences):
+            budget = at_most(self._parts[place].controller.budget(), depth=_room(sequence))
+            context = RoundContext(sequence.root, budget, self._sampling, sequence.generator)
+            if (frontier := self._parts[place].builder.start(context)) is not None:
                 frontiers[place] = frontier
-        passes = [0] * len(rows)
+        passes = [0] * len(sequences)
         while frontiers:
             clock.lap("overhead")
             outputs, frontiers = self._drafts.draft(frontiers), {}
             clock.lap("draft")
             for place, output in outputs.items():
                 passes[place] += 1
-                further = self._builders[place].grow(output)
-                if further is not None and self._controllers[place].keep_going(
-                    passes[place], output
-                ):
+                builder, _, controller = self._parts[place]
+                further = builder.grow(output)
+                if further is not None and controller.keep_going(passes[place], output):
                     frontiers[place] = further
-        return [self._builders[place].finish() for place in range(len(rows))], passes
+        trees = [self._tree(place, sequence) for place, sequence in enumerate(sequences)]
+        return trees, passes
+
+    def _tree(self, place: int, sequence: DecodedSequence) -> TokenTree:
+        """Finish a sequence's tree, with what its drafter has the target read besides."""
+        tree = self._parts[place].builder.finish()
+        return with_auxiliary(self._own[place], tree, _room(sequence)) if self._own else tree
+
+    def _follow_up(
+        self, place: int, tree: TokenTree, output: TargetOutput, accepted: Accepted
+    ) -> RoundOutcome:
+        """Hand what was committed to a sequence's drafter and controller."""
+        if tree.auxiliary:
+            self._own[place].observe_auxiliary(tree, output.logits, accepted.acceptance)
+        seen = observation(self._drafter, accepted.tokens, output, accepted.nodes)
+        self._drafts.observe(place, seen)
+        outcome = RoundOutcome(tree.max_depth, tree.drafted, len(accepted.path) - 1)
+        self._parts[place].controller.update(outcome)
+        return outcome
 
 
-def _swap(parts: list[Any], source: int, goal: int) -> None:
-    parts[goal], parts[source] = parts[source], parts[goal]
+def at_most(budget: Budget, *, depth: int) -> Budget:
+    """Limit the depth of a budget.
+
+    A round adds one token more than its depth, so that with ``depth`` one less than what is still
+    to be written nothing is drafted in vain, and no node lies beyond the target's last position.
+    """
+    return replace(budget, depth=depth if budget.depth is None else min(budget.depth, depth))
+
+
+def _room(sequence: DecodedSequence) -> int:
+    """Return the greatest depth that a node of the coming round may have."""
+    return sequence.transcript.remaining - 1

@@ -196,25 +196,25 @@ class KVCache(Cache):
         """Count ``new`` rows that were written at ``length``."""
         self._set_length(self.length + new)
 
-    def commit(self, start: int, path: Tensor, *, last: int | None = None) -> None:
-        """Keep rows ``start + path[i]`` as rows ``start + i`` and drop the others after ``start``.
+    def commit(
+        self,
+        starts: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[Tensor] = (),
+    ) -> None:
+        """Keep the path of every sequence's tree, in place, and drop the rest of the tree.
+
+        Sequence b keeps position ``starts[b] + paths[b][i]`` as ``starts[b] + i``.
 
         Args:
-            start: rows before it stay as they are.
-            path: ``[M]`` long, increasing, as node indices along a path of a tree are.
-            last: its last entry, where that is known without waiting for the device.
+            starts: length of every sequence before its tree was read.
+            paths: nodes of each path, increasing, as they are along a path of a tree.
+            nodes: the same as ``[M]`` long tensors, if they are on the device already.
         """
-        kept = path.shape[0]
-        # An increasing path that ends at M - 1 is 0..M-1: those rows are in place. One look at
-        # the last entry is cheaper than moving rows, on a GPU too.
-        if kept and (int(path[-1]) if last is None else last) != kept - 1:
-            source = path + start
-            for pool in self._pools:
-                pool[..., start : start + kept, :] = pool.index_select(-2, source.to(pool.device))
-            if self.positions is not None:
-                moved = self.positions.index_select(1, source.to(self.positions.device))
-                self.positions[:, start : start + kept] = moved
-        self._set_length(start + kept)
+        # An increasing path that ends at M - 1 is 0..M-1: those positions are in place.
+        if any(path and path[-1] != len(path) - 1 for path in paths):
+            self._move(starts, paths, nodes)
+        self._set_lengths([start + len(path) for start, path in zip(starts, paths, strict=True)])
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` rows."""
@@ -265,6 +265,21 @@ class KVCache(Cache):
     def reset(self) -> None:
         """Forget all rows and keep the memory."""
         self._set_length(0)
+
+    def _move(
+        self, starts: Sequence[int], paths: Sequence[Sequence[int]], nodes: Sequence[Tensor]
+    ) -> None:
+        """Move the positions of one path to their places."""
+        start, stop = starts[0], starts[0] + len(paths[0])
+        source = start + (nodes[0] if nodes else send(paths[0], self._pools[0].device))
+        for pool in self._pools:
+            pool[..., start:stop, :] = pool.index_select(-2, source.to(pool.device))
+        if self.positions is not None:
+            moved = self.positions.index_select(1, source.to(self.positions.device))
+            self.positions[:, start:stop] = moved
+
+    def _set_lengths(self, lengths: Sequence[int]) -> None:
+        self._set_length(lengths[0])
 
     def _set_length(self, length: int) -> None:
         self.length = length
@@ -412,23 +427,6 @@ class BatchCache(KVCache):
             seen.append(self._of_the_pass(pool)[:, :, :stop])
         return seen[0], seen[1]
 
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Each row of the pass keeps its new columns ``path[i]`` as columns i and forgets the rest.
-
-        Args:
-            paths: of every row of the pass, increasing, as node indices along a path of a tree.
-        """
-        moves = [
-            (row, start + node, start + place)
-            for row, start, path in zip(self._of, self._starts, paths, strict=True)
-            for place, node in enumerate(path)
-            if place != node
-        ]
-        if moves:
-            self._move(moves)
-        for row, start, path in zip(self._of, self._starts, paths, strict=True):
-            self.lengths[row] = start + len(path)
-
     def record_positions(self, positions: Tensor) -> Tensor:
         """Note the positions ``[R, n]`` of the columns that the coming pass writes.
 
@@ -454,8 +452,16 @@ class BatchCache(KVCache):
         whole = (_no_columns(states, self.rows) for states in (key, value))
         return self._allocate(layer, *whole)
 
-    def _move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Row, source and goal of columns; a source may be another one's goal."""
+    def _move(
+        self, starts: Sequence[int], paths: Sequence[Sequence[int]], nodes: Sequence[Tensor]
+    ) -> None:
+        """Move all that is not in its place; a source may be another one's goal."""
+        moves = [
+            (row, start + node, start + place)
+            for row, (start, path) in enumerate(zip(starts, paths, strict=True))
+            for place, node in enumerate(path)
+            if place != node
+        ]
         places: dict[torch.device, Tensor] = {}
 
         def on(device: torch.device) -> Tensor:
@@ -469,6 +475,9 @@ class BatchCache(KVCache):
         if self.positions is not None:
             row, source, goal = on(self.positions.device)
             self.positions[row, goal] = self.positions[row, source]
+
+    def _set_lengths(self, lengths: Sequence[int]) -> None:
+        self.lengths[: len(lengths)] = lengths
 
     # --- places -----------------------------------------------------------------------------
 

@@ -323,7 +323,7 @@ def _by_tree(target: Target, tokens: Tensor) -> Tensor:
     cache = target.new_cache(8)
     target.prefill(tokens[:2], cache)
     parents = torch.tensor([-1, 0, 0, 2], device=tokens.device)
-    path = torch.tensor([0, 2, 3], device=tokens.device)
+    path = [0, 2, 3]
     tree = TokenTree(
         tokens=tokens[torch.tensor([2, 5, 3, 4], device=tokens.device)],
         parents=parents,
@@ -333,7 +333,7 @@ def _by_tree(target: Target, tokens: Tensor) -> Tensor:
         log_q=torch.zeros(4, device=tokens.device),
     )
     verified = target.verify(tree, cache).logits[path]
-    cache.commit(2, path)
+    cache.commit([2], [path])
     return torch.cat([verified, target.step(tokens[5], cache).logits])
 
 

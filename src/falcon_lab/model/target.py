@@ -295,8 +295,8 @@ class Target:
     def verify(self, tree: TokenTree, cache: KVCache) -> TargetOutput:
         """Read a tree; row i is node i after its path.
 
-        All N rows are in the cache afterwards, provisionally: ``cache.commit(start, path)`` with
-        the length before keeps a path of them.
+        All N nodes are in the cache afterwards, provisionally: ``cache.commit([start], [path])``
+        with the length before keeps a path of them.
         """
         start, nodes = cache.length, tree.nodes
         if nodes == 1:
@@ -347,7 +347,7 @@ class Target:
     def step_batch(self, tokens: Tensor, cache: BatchCache) -> TargetOutput:
         """Read one token in every row in use: ``[B]`` long; row b of the output is token b's.
 
-        The tokens stay in the cache when ``cache.keep`` has been told so.
+        The tokens stay in the cache when they are committed.
         """
         starts = cache.lengths
         self._range(max(starts), 1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.losslessness import Engine
@@ -149,8 +148,9 @@ def write_together(
     engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, *, rows: int = 2
 ) -> list[Generation]:
     """Greedy texts, so many of them side by side."""
-    return BatchEngine(engine, rows).generate(
+    return engine.generate_batch(
         [torch.tensor(prompt) for prompt in prompts],
+        batch_size=rows,
         max_new_tokens=new,
         sampling=Sampling(),
         generators=[torch.Generator() for _ in prompts],

@@ -85,7 +85,7 @@ def decode(target: Target, note: Any = list) -> tuple[Tensor, list[Any]]:
         noted.append(note())
     logits.append(target.verify(tree(), cache).logits)
     noted.append(note())
-    cache.commit(11, torch.tensor([0, 1, 4]))
+    cache.commit([11], [[0, 1, 4]])
     logits.append(target.step(torch.tensor(5), cache).logits)
     noted.append(note())
     return torch.cat(logits), noted

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
-from falcon_lab.decoding.batch_engine import BatchEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
@@ -142,8 +141,9 @@ def answering(
                 engine.generate(prompt, max_new_tokens=tokens, generator=generator, **shared)
                 for prompt, generator in zip(asked, draws, strict=True)
             ]
-        batch = BatchEngine(engine, size)
-        return batch.generate(asked, max_new_tokens=tokens, generators=draws, **shared)
+        return engine.generate_batch(
+            asked, batch_size=size, max_new_tokens=tokens, generators=draws, **shared
+        )
 
     return answer
 

@@ -81,16 +81,17 @@ def write_texts(
     Raises:
         FalconLabError: a prompt is longer than the target's context.
     """
-    engine, texts = PlainEngine(target, decoding=decoding), []
-    for prompt in prompts:
-        answer = engine.generate(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            sampling=Sampling(),
-            generator=torch.Generator(target.device),
-            stop=stop,
-        ).tokens
-        tokens = torch.cat((prompt, torch.tensor(answer, device=prompt.device)))
+    answers = PlainEngine(target, decoding=decoding).generate_batch(
+        prompts,
+        batch_size=1,  # batched passes round differently in half precision
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(),
+        generators=[torch.Generator(target.device)] * len(prompts),
+        stop=stop,
+    )
+    texts = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = torch.cat((prompt, torch.tensor(answer.tokens, device=prompt.device)))
         cache = target.new_cache(len(tokens))
         output = target.prefill(tokens[:-1], cache, chunk=decoding.prefill_chunk)
         limit = min(max_new_tokens, target.max_positions - len(prompt))

@@ -1,0 +1,137 @@
+"""The target's side of decoding: one sequence, or several in one pass.
+
+One sequence has the target's compiled passes and CUDA graphs, and no masks for padding; that is
+why it is no batch of one.
+
+Shapes: B sequences, N tree nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from falcon_lab.decoding.accepting import Accepted
+from falcon_lab.tree import TokenTree
+
+if TYPE_CHECKING:
+    from falcon_lab.model.kv_cache import KVCache
+    from falcon_lab.model.target import Target, TargetOutput
+
+
+class TargetSequences(Protocol):
+    """The KV cache of the sequences in use, and the target's passes over all of them."""
+
+    def open(self, place: int) -> KVCache:
+        """Return an empty cache of one sequence, to read a prompt into."""
+        ...
+
+    def fill(self, place: int, cache: KVCache) -> None:
+        """Take the sequence that was read into use, in place of the one that was there."""
+        ...
+
+    def drop(self, place: int) -> None:
+        """End a sequence; the last one in use moves to its place."""
+        ...
+
+    def step(self, roots: Sequence[Tensor]) -> Tensor:
+        """Read and commit a token (0-d long) of every sequence; ``[B, V]`` logits."""
+        ...
+
+    def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
+        """Read a tree for every sequence; node i is row i of its output."""
+        ...
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:
+        """Keep of every tree the path that was accepted."""
+        ...
+
+
+def target_sequences(target: Target, count: int, capacity: int) -> TargetSequences:
+    """Make room for ``count`` sequences of up to ``capacity`` positions, the tree's counted."""
+    make = OneSequence if count == 1 else ManySequences
+    return make(target, count, capacity)
+
+
+class OneSequence:
+    """A single sequence.
+
+    Args:
+        target: the model.
+        count: 1.
+        capacity: positions.
+    """
+
+    def __init__(self, target: Target, count: int, capacity: int) -> None:
+        del count
+        self._target = target
+        self._cache = target.new_cache(capacity)
+        self._start = 0
+
+    def open(self, place: int) -> KVCache:
+        """Return the cache, emptied."""
+        self._cache.reset()
+        return self._cache
+
+    def fill(self, place: int, cache: KVCache) -> None:
+        """Do nothing: the sequence is there."""
+
+    def drop(self, place: int) -> None:
+        """Do nothing: no other sequence follows."""
+
+    def step(self, roots: Sequence[Tensor]) -> Tensor:
+        """Read a token; ``[1, V]`` logits."""
+        return self._target.step(roots[0], self._cache).logits
+
+    def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
+        """Read a tree."""
+        self._start = self._cache.length
+        return [self._target.verify(trees[0], self._cache)]
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:
+        """Keep a path of it."""
+        self._cache.commit((self._start,), (accepted[0].path,), (accepted[0].nodes,))
+
+
+class ManySequences:
+    """Sequences side by side, each with a length of its own.
+
+    Args:
+        target: the model.
+        count: most of them at a time.
+        capacity: positions of each.
+    """
+
+    def __init__(self, target: Target, count: int, capacity: int) -> None:
+        self._target = target
+        self._cache = target.new_batch_cache(count, capacity)
+
+    def open(self, place: int) -> KVCache:
+        """Return an empty cache whose memory is that place's."""
+        return self._cache.open(place)
+
+    def fill(self, place: int, cache: KVCache) -> None:
+        """Take what was read into use."""
+        self._cache.fill(place, cache.length)
+
+    def drop(self, place: int) -> None:
+        """End a sequence; the last one moves there."""
+        self._cache.drop(place)
+
+    def step(self, roots: Sequence[Tensor]) -> Tensor:
+        """Read a token of every sequence."""
+        output = self._target.step_batch(torch.stack(list(roots)), self._cache)
+        self._cache.commit(self._cache.lengths, [(0,)] * len(roots))
+        return output.logits
+
+    def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
+        """Read a tree for every sequence, padded to the widest."""
+        output = self._target.verify_batch(trees, self._cache)
+        return output.split([tree.nodes for tree in trees])
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:
+        """Keep a path of each."""
+        self._cache.commit(self._cache.lengths, [one.path for one in accepted])
