@@ -60,8 +60,6 @@ def test_the_gpu_writes_what_the_cpu_writes() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neox"])
 def test_a_batch_writes_what_each_prompt_gives_alone_on_the_gpu(family: str) -> None:
-    from falcon_lab.decoding.batch_engine import BatchEngine
-
     from falcon_lab.decoding.plain import PlainEngine
     from falcon_lab.decoding.stopping import StopCondition
     from falcon_lab.sampling import Sampling
@@ -72,8 +70,9 @@ def test_a_batch_writes_what_each_prompt_gives_alone_on_the_gpu(family: str) -> 
     shared = {"sampling": Sampling(), "stop": StopCondition({0})}
     expected = [on_gpu(PlainEngine(target), prompt, **shared) for prompt in prompts]
     for engine in (PlainEngine(target), speculative(target, drafter, named("auto", 2))):
-        found = BatchEngine(engine, 3).generate(
+        found = engine.generate_batch(
             [torch.tensor(prompt, device="cuda") for prompt in prompts],
+            batch_size=3,
             max_new_tokens=24,
             generators=[torch.Generator("cuda") for _ in prompts],
             **shared,

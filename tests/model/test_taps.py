@@ -91,7 +91,7 @@ def test_rows_of_a_batch_are_tapped_as_alone(family: str, lean: bool) -> None:
     outputs = tapped.verify_batch([tree, root], kv).split([tree.nodes, 1])
     same(outputs[0].taps, of_paths(text(12, 0), family))
     same(outputs[1].taps, theirs(torch.cat([text(5, 1), root.tokens]), family)[-1:])
-    kv.keep([[0], [0]])
+    kv.commit(kv.lengths, [[0], [0]])
     both = tapped.step_batch(text(2, 3), kv)
     ends = [torch.cat([text(n, r), t.tokens[:1], text(2, 3)[r : r + 1]])
             for r, (n, t) in enumerate(zip(lengths, (tree, root), strict=True))]  # fmt: skip
