@@ -184,11 +184,11 @@ def test_every_experiment_stands_in_the_readme() -> None:
 def test_the_readmes_plug_in_is_one() -> None:
     [source] = [text for name, text in BLOCK.findall(README) if name == "python"]
     from falcon_lab.plugins.builtins import ChainConfig
-    from falcon_lab.plugins.discovery import Registrar
+    from falcon_lab.plugins.hooks import Register
 
     space: dict[str, object] = {"MyConfig": ChainConfig}
     exec(compile(source, "README.md", "exec"), space)
-    registrar = Registrar("dist", "1")
+    registrar = Register("dist", "1")
     register = space["register_components"]
     assert callable(register)
     register(registrar)

@@ -17,7 +17,8 @@ from falcon_lab.config.load import dump, to_plain
 from falcon_lab.config.saved import CONFIGURATION
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.plugins.discovery import Components, load_components
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule

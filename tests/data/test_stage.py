@@ -10,7 +10,8 @@ import pytest
 from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.stage import prepare_data
 from falcon_lab.errors import FalconLabError
-from falcon_lab.plugins.registry import Component, Components
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components
 from tiny_models import tiny_target
 
 

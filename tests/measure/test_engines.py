@@ -9,7 +9,8 @@ from falcon_lab.config.load import load_experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import engines
 from falcon_lab.measure.engines import Methods, build_methods, label
-from falcon_lab.plugins.discovery import Components, load_components
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
 from saved_models import save_untrained
 from tiny_models import tiny_target
 

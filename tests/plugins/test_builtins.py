@@ -12,7 +12,7 @@ import pytest
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import ConfigError
 from falcon_lab.plugins.discovery import builtins, load_components
-from falcon_lab.plugins.registry import KINDS, Component
+from falcon_lab.plugins.hooks import KINDS, Component
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier, Observation
-from falcon_lab.plugins.registry import Component, Components, Failure
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components, Failure
 
 
 @dataclass

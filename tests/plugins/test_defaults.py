@@ -22,7 +22,8 @@ from falcon_lab.interfaces import (
     LengthController,
     Observation,
 )
-from falcon_lab.plugins.registry import Component, Components
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components
 
 
 class Plain:

@@ -13,7 +13,8 @@ import pytest
 import falcon_lab
 from falcon_lab.config.load import load_experiment
 from falcon_lab.errors import ConfigError, PluginWarning
-from falcon_lab.plugins.discovery import Registrar, load_components
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.hooks import Register
 from falcon_lab.plugins.registry import Components
 
 GOOD = """
@@ -160,7 +161,7 @@ def test_an_allowed_distribution_that_is_not_installed_is_reported(
 
 
 def test_a_component_registered_twice_by_one_plug_in_is_an_error() -> None:
-    registrar = Registrar("dist", "1")
+    registrar = Register("dist", "1")
     registrar.controller("x", lambda config, context: None)
     registrar.drafter("x", lambda config, context: None)
     with pytest.raises(ValueError, match="controller 'x' is registered twice"):

@@ -13,7 +13,8 @@ from torch import Tensor
 from falcon_lab.acceptance import Auto
 from falcon_lab.interfaces import Acceptance, Observation
 from falcon_lab.plugins.discovery import load_components
-from falcon_lab.plugins.registry import Component, Components
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing import ContractError, speculating, tiny_target
 from falcon_lab.testing.conversation import Case

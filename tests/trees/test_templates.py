@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fakes.trees import prefix_closed
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext
-from falcon_lab.plugins.discovery import Registrar, load_components
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.hooks import Register
 from falcon_lab.plugins.registry import Components
 from falcon_lab.trees.layout import build_layout
 from falcon_lab.trees.paths import checked
@@ -143,7 +144,7 @@ def test_a_registered_template_is_called_by_its_name() -> None:
     def build(config: None, context: BuildContext) -> list[str]:
         return ["1", "0", *(["00"] if context.block == 2 else [])]
 
-    registrar = Registrar("mine", "1")
+    registrar = Register("mine", "1")
     registrar.template("fork", build)
     components = Components(registrar.components)
     assert resolve("fork", context(2, components=components)) == ((0,), (1,), (0, 0))

@@ -7,7 +7,6 @@ not shadow each other: both are then called by ``distribution/name``.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import warnings
@@ -20,18 +19,8 @@ import pluggy
 from falcon_lab import __version__
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.plugins import builtins, hooks
-from falcon_lab.plugins.hooks import PROJECT, Builder
-from falcon_lab.plugins.registry import KINDS, Component, Components, Failure
-
-__all__ = [
-    "KINDS",
-    "Component",
-    "Components",
-    "Failure",
-    "PluginWarning",
-    "load_components",
-    "registered_by",
-]
+from falcon_lab.plugins.hooks import PROJECT, Component, Register
+from falcon_lab.plugins.registry import Components, Failure
 
 ALLOW_LIST = "FALCON_LAB_PLUGINS"
 """Environment variable: the only distributions whose plug-ins are loaded, comma-separated. Empty
@@ -39,7 +28,7 @@ leaves the built-ins alone; unset loads everything."""
 
 
 def load_components() -> Components:
-    """The built-in components and those of every installed plug-in that loads."""
+    """Return the built-in components and those of every installed plug-in that loads."""
     components = registered_by(builtins, "falcon-lab", __version__)
     failures = []
     for entry_point, distribution, version in _plugins():
@@ -64,7 +53,7 @@ def _plugins() -> Iterator[tuple[EntryPoint, str, str]]:
 
 
 def _missing() -> Iterator[Failure]:
-    """Distributions that the allow-list names and that bring no plug-in."""
+    """Report distributions that the allow-list names and that bring no plug-in."""
     present = {_normalised(name) for _, name, _ in _plugins()}
     for name in sorted((_allowed() or set()) - present):
         yield Failure(name, "", "", f"{ALLOW_LIST} names it, and no plug-in of it is installed")
@@ -82,7 +71,7 @@ def _normalised(name: str) -> str:
 
 
 def registered_by(module: Any, distribution: str, version: str) -> list[Component]:
-    """What one plug-in registers; all of it or, when it raises, nothing.
+    """Return what one plug-in registers; all of it or, when it raises, nothing.
 
     Each plug-in gets a manager of its own, so that what one of them breaks stays with it.
     """
@@ -92,57 +81,6 @@ def registered_by(module: Any, distribution: str, version: str) -> list[Componen
     manager.check_pending()  # a misspelt hook would otherwise be ignored in silence
     if not manager.hook.register_components.get_hookimpls():
         raise FalconLabError("it has no @hookimpl function register_components(register)")
-    registrar = Registrar(distribution, version)
-    manager.hook.register_components(register=registrar)
-    return registrar.components
-
-
-class Registrar:
-    """What a plug-in's hook is given; one method per kind, as ``hooks.Register`` says."""
-
-    def __init__(self, distribution: str, version: str) -> None:
-        self.distribution, self.version = distribution, version
-        self.components: list[Component] = []
-
-    def drafter(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add a drafter."""
-        self._add("drafter", name, build, config)
-
-    def schedule(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add a glancing schedule."""
-        self._add("schedule", name, build, config)
-
-    def tree_builder(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add a tree builder."""
-        self._add("tree_builder", name, build, config)
-
-    def template(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add a tree's shape."""
-        self._add("template", name, build, config)
-
-    def acceptance_rule(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add an acceptance rule."""
-        self._add("acceptance_rule", name, build, config)
-
-    def controller(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add a length controller."""
-        self._add("controller", name, build, config)
-
-    def objective(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add an objective."""
-        self._add("objective", name, build, config)
-
-    def _add(self, kind: str, name: str, build: Builder, config: type | None) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-            raise ValueError(f"{kind} name {name!r}: use letters, digits, '-', '_' and '.'")
-        if any(c.kind == kind and c.name == name for c in self.components):
-            raise ValueError(f"{kind} {name!r} is registered twice")
-        if config is not None and not (
-            isinstance(config, type) and dataclasses.is_dataclass(config)
-        ):
-            raise ValueError(f"{kind} {name!r}: config must be a dataclass, not {config!r}")
-        if not callable(build) and not re.fullmatch(r"[\w.]+:[\w.]+", build):
-            raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
-        self.components.append(
-            Component(kind, name, build, config, self.distribution, self.version)
-        )
+    register = Register(distribution, version)
+    manager.hook.register_components(register=register)
+    return register.components

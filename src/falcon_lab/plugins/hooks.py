@@ -9,13 +9,15 @@ a module, and in that module::
     def register_components(register):
         register.drafter("medusa", "my_package.medusa:build", config=MedusaConfig)
 
-``falcon_lab.interfaces`` says what a built component must do.
+``falcon_lab.interfaces`` has the class of each kind of component.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, is_dataclass
+from typing import Any
 
 import pluggy
 
@@ -29,37 +31,95 @@ Builder = Callable[..., Any] | str
 component is first built (so that listing plug-ins imports no torch)."""
 
 
-class Register(Protocol):
+KINDS = (
+    "drafter",
+    "schedule",
+    "tree_builder",
+    "template",
+    "acceptance_rule",
+    "controller",
+    "objective",
+)
+"""The kinds of components, in the order in which they are listed."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One registered component and where it came from."""
+
+    kind: str
+    name: str
+    build: Builder
+    config: type | None
+    distribution: str
+    version: str
+
+    @property
+    def full_name(self) -> str:
+        """The name that no other distribution can take."""
+        return f"{self.distribution}/{self.name}"
+
+
+class Register:
     """What the hook is given: one method per kind of component.
 
     ``name`` is what a YAML says; ``config`` is the dataclass of the component's other keys (None:
     it has none). A new kind of component adds a method here, never a hook.
+
+    Attributes:
+        components: what has been registered.
+
+    Args:
+        distribution: that the plug-in belongs to.
+        version: of that distribution.
     """
 
+    def __init__(self, distribution: str, version: str) -> None:
+        self.components: list[Component] = []
+        self._origin = distribution, version
+
     def drafter(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """A ``Drafter``, or a ``TrainableDrafter``."""
+        """Add a ``Drafter``."""
+        self._add("drafter", name, build, config)
 
     def schedule(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """A ``GlancingSchedule``."""
+        """Add a ``GlancingSchedule``."""
+        self._add("schedule", name, build, config)
 
     def tree_builder(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """A ``TreeBuilder``."""
+        """Add a ``TreeBuilder``."""
+        self._add("tree_builder", name, build, config)
 
     def template(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """A tree that the builder ``static`` can be told by name.
+        """Add a tree that the builder ``static`` can be given by name.
 
         Built, it is what a YAML may write out: a mapping from node to child count, or a list of
         nodes.
         """
+        self._add("template", name, build, config)
 
     def acceptance_rule(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """An ``AcceptanceRule``."""
+        """Add an ``AcceptanceRule``."""
+        self._add("acceptance_rule", name, build, config)
 
     def controller(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """A ``LengthController``."""
+        """Add a ``LengthController``."""
+        self._add("controller", name, build, config)
 
     def objective(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """An ``Objective``."""
+        """Add an ``Objective``."""
+        self._add("objective", name, build, config)
+
+    def _add(self, kind: str, name: str, build: Builder, config: type | None) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise ValueError(f"{kind} name {name!r}: use letters, digits, '-', '_' and '.'")
+        if any(c.kind == kind and c.name == name for c in self.components):
+            raise ValueError(f"{kind} {name!r} is registered twice")
+        if config is not None and not (isinstance(config, type) and is_dataclass(config)):
+            raise ValueError(f"{kind} {name!r}: config must be a dataclass, not {config!r}")
+        if not callable(build) and not re.fullmatch(r"[\w.]+:[\w.]+", build):
+            raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
+        self.components.append(Component(kind, name, build, config, *self._origin))
 
 
 @hookspec

@@ -11,37 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import options
-from falcon_lab.plugins.hooks import Builder
+from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
     from falcon_lab.interfaces import BuildContext
-
-KINDS = (
-    "drafter",
-    "schedule",
-    "tree_builder",
-    "template",
-    "acceptance_rule",
-    "controller",
-    "objective",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Component:
-    """One registered component and where it came from."""
-
-    kind: str
-    name: str
-    build: Builder
-    config: type | None
-    distribution: str
-    version: str
-
-    @property
-    def full_name(self) -> str:
-        """The name that no other distribution can take."""
-        return f"{self.distribution}/{self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +44,15 @@ class Components:
         self.components, self.failures = tuple(components), tuple(failures)
 
     def find(self, kind: str, name: str, key: str = "") -> Component:
-        """The component that a YAML calls ``name`` (bare, or ``distribution/name``).
+        """Return the component that a YAML calls ``name`` (bare, or ``distribution/name``).
 
         Raises:
             ConfigError: at ``key``, when there is none, or more than one with that bare name.
         """
-        of_kind = [component for component in self.components if component.kind == kind]
-        found = [
-            component for component in of_kind if name in (component.name, component.full_name)
-        ]
+        of_kind = [c for c in self.components if c.kind == kind]
+        found = [c for c in of_kind if name in (c.name, c.full_name)]
         if len(found) > 1:
-            choices = " or ".join(component.full_name for component in found)
+            choices = " or ".join(c.full_name for c in found)
             problem = f"{kind} {name!r} is registered by several plug-ins; write {choices}"
             raise ConfigError(key, problem)
         if not found:
@@ -90,17 +61,14 @@ class Components:
 
     def knows(self, kind: str, name: str) -> bool:
         """Whether some plug-in registered ``name``."""
-        return any(
-            component.kind == kind and name in (component.name, component.full_name)
-            for component in self.components
-        )
+        return any(c.kind == kind and name in (c.name, c.full_name) for c in self.components)
 
     def names(self, kind: str) -> list[str]:
-        """What is registered of a kind, each name once."""
+        """List what is registered of a kind, each name once."""
         return list(dict.fromkeys(c.name for c in self.components if c.kind == kind))
 
     def check(self, kind: str, node: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """A component's YAML node with its defaults filled in.
+        """Return a component's YAML node with its defaults filled in.
 
         A field of its dataclass that holds the node of another component says so by
         ``metadata={"component": kind}``, and the node is checked with it.
@@ -117,11 +85,11 @@ class Components:
         return {"name": node["name"], **values}
 
     def defaults(self, kind: str, name: str) -> dict[str, Any]:
-        """Options of a component that have a default, with it."""
+        """Return the options of a component that have a default, with it."""
         return _defaults(self.find(kind, name).config)
 
     def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
-        """The component itself.
+        """Build the component that a YAML node describes.
 
         Raises:
             FalconLabError: the node is wrong, its module cannot be imported, or the builder
@@ -137,7 +105,7 @@ class Components:
         return _with_defaults(component, made)
 
     def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, str]:
-        """What to write down about a component that was used: name, distribution, version."""
+        """Return what to write down about a component: name, distribution, version."""
         component = self.named(kind, node, kind)
         return {
             "name": component.name,
@@ -146,7 +114,7 @@ class Components:
         }
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every component, as plain values for JSON."""
+        """List every component as plain values for JSON."""
         return [
             {
                 "kind": component.kind,
@@ -160,7 +128,7 @@ class Components:
         ]
 
     def named(self, kind: str, node: Mapping[str, Any], key: str) -> Component:
-        """The component of a YAML node.
+        """Return the component of a YAML node.
 
         Raises:
             ConfigError: the node has no name, or one that ``find`` refuses.
@@ -181,7 +149,7 @@ class Components:
 
 
 def _config_of(component: Component, node: Mapping[str, Any], key: str) -> Any:
-    """The component's options as its dataclass (None when it has none)."""
+    """Return the component's options as its dataclass (None when it has none)."""
     values = {name: value for name, value in node.items() if name != "name"}
     if component.config is not None:
         return options(component.config, values, key)
@@ -233,7 +201,7 @@ def _with_defaults(component: Component, made: Any) -> Any:
 
 @cache
 def _derived(own: type[Any], base: type[Any], attributes: frozenset[str]) -> type[Any]:
-    """A class of the same layout that derives from both."""
+    """Make a class of the same layout that derives from both."""
     names = {"__slots__": (), "__doc__": own.__doc__, "__module__": own.__module__}
     names |= {"__qualname__": own.__qualname__, **dict.fromkeys(attributes)}
     return types.new_class(own.__name__, (own, base), exec_body=lambda body: body.update(names))
@@ -245,33 +213,26 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _nodes(config: type | None) -> dict[str, str]:
-    """The options that are nodes of other components, and of which kind."""
+    """Return the options that are nodes of other components, and of which kind."""
     fields = () if config is None else dataclasses.fields(config)
     return {f.name: f.metadata["component"] for f in fields if "component" in f.metadata}
 
 
 def _options(config: type | None) -> dict[str, Any]:
-    """Every option with its default, ``"???"`` where one must be given."""
-    if config is None:
-        return {}
-    found = _defaults(config)
-    return {name: found.get(name, "???") for name in _names(config)}
-
-
-def _names(config: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(config) if field.init]
+    """Return every option with its default, ``"???"`` where one must be given."""
+    fields = () if config is None else dataclasses.fields(config)
+    return {field.name: "???" for field in fields if field.init} | _defaults(config)
 
 
 def _defaults(config: type | None) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
-    for field in dataclasses.fields(config) if config is not None else ():
+    for field in () if config is None else dataclasses.fields(config):
+        if not field.init:
+            continue
         if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
+            value = field.default_factory()
+            nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            defaults[field.name] = dataclasses.asdict(value) if nested else value
         elif field.default is not dataclasses.MISSING and field.default != "???":
             defaults[field.name] = field.default
-    return {name: _plain_value(value) for name, value in defaults.items()}
-
-
-def _plain_value(value: Any) -> Any:
-    nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return dataclasses.asdict(value) if nested else value
+    return defaults

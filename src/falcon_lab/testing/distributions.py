@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.plugins.discovery import load_components, registered_by
-from falcon_lab.plugins.hooks import PROJECT
-from falcon_lab.plugins.registry import Component, Components
+from falcon_lab.plugins.hooks import PROJECT, Component
+from falcon_lab.plugins.registry import Components
 from falcon_lab.testing.subject import expect
 
 HEAVY = ("torch", "transformers", "lightning")

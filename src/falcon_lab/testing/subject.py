@@ -12,7 +12,8 @@ import torch
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.discovery import load_components
-from falcon_lab.plugins.registry import Component, Components
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components
 
 Recipe = Mapping[str, Any] | Callable[[BuildContext], Any]
 """A YAML node ``{name: …}`` of a registered component, or what builds one."""

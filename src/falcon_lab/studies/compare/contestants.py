@@ -28,7 +28,7 @@ from falcon_lab.studies.compare.plan import Head, Plan
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
-    from falcon_lab.plugins.discovery import Components
+    from falcon_lab.plugins.registry import Components
 
 PART = "train/time/"
 

@@ -48,7 +48,7 @@ from falcon_lab.timing import torch_threads
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
-    from falcon_lab.plugins.discovery import Components
+    from falcon_lab.plugins.registry import Components
 
 
 @dataclass(frozen=True)

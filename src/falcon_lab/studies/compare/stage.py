@@ -18,7 +18,8 @@ from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import KINDS, prompts_of, provenance_of
 from falcon_lab.measure.statistics import Interval, resampled
 from falcon_lab.model.loading import resolve_device
-from falcon_lab.plugins.discovery import Components, load_components
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.target import ensure_target, stored_quality
 from falcon_lab.studies.compare import figures
 from falcon_lab.studies.compare.budgets import BEST
