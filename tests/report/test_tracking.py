@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 
 from falcon_lab.config.schema import Experiment, WandbConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.results import build_results
-from falcon_lab.report import tracking
 from falcon_lab.report.history import read_history
 from falcon_lab.report.tracking import (
     Tracking,
-    _request,
     decode_metrics,
     run_folder,
     run_id,
@@ -134,10 +133,10 @@ def test_disabled_leaves_the_history_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no space\nleft")
 
-    monkeypatch.setattr(tracking, "_wandb_logger", fail)
+    monkeypatch.setattr(wandb, "init", fail)
     return None
 
 
@@ -160,11 +159,13 @@ class Stub:
     def __init__(self, *, fails: bool = False) -> None:
         self.fails = fails
         self.artifacts: list[tuple[Any, list[str]]] = []
+        self.logged: dict[str, Any] = {}
         self.experiment = self
 
     def log(self, values: dict[str, Any]) -> None:
         if self.fails:
             raise OSError("disk full")
+        self.logged = values
 
     def finish(self, exit_code: int = 0) -> None:
         self.log({})
@@ -228,12 +229,14 @@ def test_a_measurement_of_plain_decoding_alone_has_no_headline_metrics() -> None
     assert "decode/tokens_per_second" not in metrics
 
 
-def test_a_lossy_rule_is_never_logged_as_lossless() -> None:
+def test_a_lossy_rule_is_never_logged_as_lossless(tmp_path: Path) -> None:
     built = build_results(
         measurement(4, lossy=True), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
     assert built["methods"]["tree"]["identical_share"] == 1
-    named = {_request(row, built["methods"])[2] for row in built["rows"]}
+    stub = Stub()
+    Tracking([], tmp_path / "history.jsonl", "online", stub).log_results(built, [])
+    named = {row[2] for row in stub.logged["decode/requests"].data}
     assert named == {"plain", "HF generate", "chain", "tree (lossy)"}
     metrics = decode_metrics(built)
     assert (metrics["decode/tree/lossless"], metrics["decode/chain/lossless"]) == (0.0, 1.0)

@@ -136,13 +136,13 @@ def test_no_two_boxes_of_any_tree_overlap_and_all_lie_inside_the_picture(
 
 
 def test_the_layout_puts_a_parent_in_the_middle_of_its_children() -> None:
-    found = layout([-1, 0, 0, 0, 2], [0, 1])
-    assert found.depth == [0, 1, 1, 1, 2]
-    assert found.place == [1.0, 0.0, 1.0, 2.0, 1.0]
-    assert (found.after, found.rows) == (0, 3)
+    depth, place = layout([-1, 0, 0, 0, 2])
+    assert depth == [0, 1, 1, 1, 2]
+    assert place == [1.0, 0.0, 1.0, 2.0, 1.0]
 
 
 def test_the_token_after_the_path_stands_below_what_grows_out_of_its_end() -> None:
-    found = layout([-1, 0, 1, 1, 0], [0, 1])
-    assert (found.after, found.rows) == (2, 4)
-    assert found.place[1] == 1.0  # between its two children and the token after
+    record = tree_record(tree([-1, 0, 1, 1, 0]), accept(0, 1), decode)
+    boxes = list(ElementTree.fromstring(draw_svg(record)).iter(f"{SVG}rect"))
+    *nodes, after = [float(box.get("y", 0)) for box in boxes]
+    assert nodes[2] < nodes[1] == nodes[3] < after < nodes[4]  # children, the token, a sibling

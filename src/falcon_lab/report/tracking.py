@@ -1,7 +1,7 @@
-"""Where a run is recorded: a history file always, Weights & Biases when it can.
+"""Where a run is recorded: always in a history file, and with Weights & Biases where it works.
 
-W&B is offline unless told otherwise, and imported only when it is used. That it fails offline
-never ends a run.
+W&B is offline unless the configuration, the environment or a sweep has it online, and imported
+only when it is used. A failure of an offline W&B never ends a run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from falcon_lab.config.schema import Experiment, WandbConfig
 
 MODES = ("offline", "online", "disabled")
-HISTORY = "history.jsonl"
 RUN_ID = "wandb-run-id"
 
 
 def wandb_mode(configured: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """``WANDB_MODE``, else what the experiment says, else online in a sweep, else offline.
+    """Return the mode of W&B: the environment's, the experiment's, or a default.
 
-    An offline sweep run would tell the sweep's controller nothing, hence the third rule.
+    The default is online in a sweep, whose controller an offline run would not reach, and offline
+    elsewhere.
 
     Raises:
         FalconLabError: for a mode that W&B does not have.
@@ -46,7 +47,7 @@ def wandb_mode(configured: str | None, environment: Mapping[str, str] = os.envir
 
 
 def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.environ) -> Path:
-    """The experiment's ``out``; inside a sweep each run has one of its own, named by its W&B id."""
+    """Return the experiment's ``out``; each run of a sweep adds its W&B id."""
     run = environment.get("WANDB_RUN_ID")
     if environment.get("WANDB_SWEEP_ID") and run:
         return Path(f"{experiment.out}-{run}")
@@ -54,11 +55,11 @@ def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.envir
 
 
 def run_id(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
-    """The W&B id of the run in ``folder``: kept there, so that a resumed run goes on as itself."""
+    """Return the W&B id of the run in ``folder``; it is stored there, for when the run resumes."""
     given = environment.get("WANDB_RUN_ID")
     file = folder / RUN_ID
-    if not given and file.exists() and (kept := file.read_text(encoding="utf-8").strip()):
-        return kept
+    if not given and file.exists() and (stored := file.read_text(encoding="utf-8").strip()):
+        return stored
     chosen = given or secrets.token_hex(4)
     write_atomically(file, chosen + "\n")
     return chosen
@@ -82,21 +83,21 @@ class Tracking:
 
     @property
     def offline_folder(self) -> Path | None:
-        """Folder of the offline run, for ``wandb sync``; None when there is none."""
+        """Return the folder of the offline run, for ``wandb sync``; None when there is none."""
         if self.mode != "offline" or self.wandb is None:
             return None
         return Path(str(self.wandb.experiment.settings.sync_dir))
 
     def log_results(self, results: Mapping[str, Any], trees: Sequence[Mapping[str, Any]]) -> None:
-        """Summary metrics ``decode/*`` and the tables ``decode/requests`` and ``decode/trees``."""
+        """Log ``decode/*`` metrics and the tables ``decode/requests`` and ``decode/trees``."""
         if self.wandb is not None:
-            with _forgiving(self):
+            with self._offline_may_fail():
                 _log_results(self.wandb.experiment, results, trees)
 
     def log_drafter(
         self, folder: Path, *, head: str, target: str, metadata: Mapping[str, Any]
     ) -> None:
-        """The saved drafter as the artifact ``drafter-<head>-<target>``; online alone.
+        """Log the saved drafter as the artifact ``drafter-<head>-<target>``; only when online.
 
         (Offline, W&B would copy it to a staging folder that nobody empties.)
         """
@@ -112,8 +113,28 @@ class Tracking:
     def finish(self, *, failed: bool = False) -> None:
         """Close the W&B run."""
         if self.wandb is not None:
-            with _forgiving(self):
+            with self._offline_may_fail():
                 self.wandb.experiment.finish(exit_code=int(failed))
+
+    @contextmanager
+    def _offline_may_fail(self) -> Iterator[None]:
+        """Run a block in which an offline W&B may fail; online the error is the user's to know."""
+        try:
+            yield
+        except Exception as error:  # W&B raises errors of many families
+            if self.mode == "online":
+                raise
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Continue without W&B, with a warning."""
+        warnings.warn(
+            f"W&B failed and is left out of this run: {_one_line(error)}. Curves are in "
+            f"{self.history}; wandb.mode=disabled silences this.",
+            stacklevel=3,
+        )
+        self.loggers[:] = [log for log in self.loggers if log is not self.wandb]
+        self.wandb, self.mode = None, "disabled"
 
 
 def start_tracking(
@@ -123,7 +144,7 @@ def start_tracking(
     *,
     job_type: str = "train",
 ) -> Tracking:
-    """Loggers for a run in ``folder``, which is made if need be.
+    """Return the loggers of a run in ``folder``, which is made if need be.
 
     Args:
         folder: of the run.
@@ -135,7 +156,7 @@ def start_tracking(
     Raises:
         FalconLabError: when W&B was asked to be online and cannot be.
     """
-    from falcon_lab.report.history import HistoryLogger
+    from falcon_lab.report.history import HISTORY, HistoryLogger
 
     folder.mkdir(parents=True, exist_ok=True)
     history = HistoryLogger(folder / HISTORY)
@@ -150,7 +171,7 @@ def start_tracking(
                 f"W&B cannot go online ({_one_line(error)}); run `wandb login`, or set "
                 "WANDB_MODE=offline"
             ) from error
-        _give_up(tracking, error)
+        tracking.give_up(error)
     else:
         tracking.loggers.append(tracking.wandb)
     return tracking
@@ -162,7 +183,7 @@ def _wandb_logger(
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    # Its closing summary would drown our table. Online it still says the run's address.
+    # Its closing summary would drown our table. Online it still prints the run's address.
     settings = wandb.Settings(silent=mode == "offline", quiet=True)
     name = experiment.get("name")
     logger = WandbLogger(
@@ -187,39 +208,12 @@ def _wandb_logger(
     return logger
 
 
-class _forgiving:
-    """A with-block in which an offline W&B may fail; online the error is the user's to know."""
-
-    def __init__(self, tracking: Tracking) -> None:
-        self.tracking = tracking
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception) or self.tracking.mode == "online":
-            return False
-        _give_up(self.tracking, error)
-        return True
-
-
-def _give_up(tracking: Tracking, error: Exception) -> None:
-    """Go on without W&B, and say so."""
-    warnings.warn(
-        f"W&B failed and is left out of this run: {_one_line(error)}. Curves are in "
-        f"{tracking.history}; wandb.mode=disabled silences this.",
-        stacklevel=3,
-    )
-    tracking.loggers[:] = [log for log in tracking.loggers if log is not tracking.wandb]
-    tracking.wandb, tracking.mode = None, "disabled"
-
-
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def decode_metrics(results: Mapping[str, Any]) -> dict[str, float]:
-    """``decode/*``: the headline method's figures, and ``decode/<method>/*`` for every method.
+    """Return ``decode/*`` of the headline method, and ``decode/<method>/*`` of every method.
 
     ``decode/mean_accepted`` counts the bonus token (τ, 1 + accepted/rounds), as vLLM does.
     """
@@ -259,7 +253,7 @@ def _method_metrics(s: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _lossless(s: Mapping[str, Any]) -> bool | None:
-    """What was found; a lossy rule is lossy whatever was found."""
+    """Return what was found; a lossy rule is lossy whatever was found."""
     if not s["lossless"]:
         return False
     return None if s["identical_share"] is None else s["identical_share"] == 1
@@ -287,6 +281,7 @@ def _log_results(run: Any, results: Mapping[str, Any], trees: Sequence[Mapping[s
 
 
 def _request(row: Mapping[str, Any], methods: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a row of the table ``decode/requests``."""
     accepted = [a for turn in row["turns"] for a in turn["rounds"]["accepted"]]
     wall = sum(turn["times"]["wall"] for turn in row["turns"])
     mean = sum(accepted) / len(accepted) if accepted else None

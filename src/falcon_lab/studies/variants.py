@@ -10,10 +10,9 @@ from typing import Any
 
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.results import load_results
-from falcon_lab.report.history import read_history
+from falcon_lab.report.history import HISTORY, read_history
 from falcon_lab.report.methods import name_of
 from falcon_lab.report.tables import NOTHING, Table
-from falcon_lab.report.tracking import HISTORY
 
 FILE = "variants.json"
 

@@ -20,8 +20,7 @@ from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.engines import drafter_of, engine_of, label
-from falcon_lab.report.history import read_history
-from falcon_lab.report.tracking import HISTORY
+from falcon_lab.report.history import HISTORY, read_history
 from falcon_lab.run import Run, keep_to_one_device
 from falcon_lab.studies.compare.budgets import NodeBudget
 from falcon_lab.studies.compare.plan import Head, Plan
