@@ -61,6 +61,6 @@ def text(target: Target, prompt: int, seed: int = 0, rounds: int = 8) -> Tensor:
     for round_ in range(rounds):
         start, which = cache.length, round_ % len(TREES)
         output = target.verify(moved(tree_of(TREES[which], round_), target.device), cache)
-        cache.commit(start, torch.tensor(PATHS[which], device=target.device))
+        cache.commit([start], [PATHS[which]])
         found.append(torch.cat([output.features, output.logits], -1).flatten())
     return torch.cat(found)

@@ -60,7 +60,7 @@ def _decode(backbone: Backbone, batch: int = 1) -> Tensor:
             mask=ancestor_matrix(parents)[None],
             cache=cache,
         )
-        cache.commit(12, torch.tensor([0, 2, 3]))
+        cache.commit([12], [[0, 2, 3]])
         step = backbone(
             tokens=tokens[:, 17:18], positions=torch.tensor([[15]]), mask=None, cache=cache
         )

@@ -36,7 +36,8 @@ def _decode(target: Target) -> list[Tensor]:
         output = target.verify(_tree(nodes, turn), cache)
         found += [output.logits, output.features]
         deepest = _tree(nodes, turn).depth.argmax()
-        cache.commit(start, _tree(nodes, turn).ancestors[deepest].nonzero().flatten())
+        path = _tree(nodes, turn).ancestors[deepest].nonzero().flatten()
+        cache.commit([start], [path.tolist()], [path])
         found.append(target.step(torch.tensor(5), cache).logits)
     return found
 

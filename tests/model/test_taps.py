@@ -116,7 +116,7 @@ def decode(one: Target) -> list[TargetOutput]:
     cache = one.new_cache(60)
     one.prefill(text(9), cache)
     found = [one.verify(tree_of(PARENTS), cache)]
-    cache.commit(9, torch.tensor([0, 1]))
+    cache.commit([9], [[0, 1]])
     return [*found, one.step(text(1)[0], cache)]
 
 

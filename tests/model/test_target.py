@@ -85,7 +85,7 @@ def test_a_tree_is_verified_and_committed_as_its_paths_are_read_plainly(
         same(verified.logits[node], plain(target, torch.cat([prefix, path]))[-1])
 
     path = path_to(tree, data.draw(st.integers(0, tree.nodes - 1)))
-    kv.commit(PREFIX, path)
+    kv.commit([PREFIX], [path.tolist()])
     following = text(1, seed=2)
     kept = torch.cat([prefix, tree.tokens[path], following])
     same(target.step(following[0], kv).logits[0], plain(target, kept)[-1])
@@ -100,7 +100,7 @@ def test_rounds_after_one_another_stay_exact_past_the_window(family: str) -> Non
         tree = tree_of([-1, 0, 0, 2, 3, 1], seed=round_)
         start, path = kv.length, torch.tensor([0, 2, 3, 4])
         logits = target.verify(tree, kv).logits[path]
-        kv.commit(start, path)
+        kv.commit([start], [path.tolist()])
         read = torch.cat([read, tree.tokens[path]])
         same(logits, plain(target, read)[start:])
 
