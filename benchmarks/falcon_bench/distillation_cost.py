@@ -39,7 +39,7 @@ from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.module import Distillation
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.drafters.relaxed_mask import find_runs
+from falcon_lab.drafters.relaxed_mask import find_documents
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import Csgd
 from falcon_lab.interfaces import BuildContext
@@ -111,7 +111,7 @@ def _pass(network: nn.Module, config: Any, tokens: int, batch: Batch) -> float:
 
 def _seen(batch: Batch) -> int:
     """Pairs of a token and one of its document that is not later."""
-    runs = find_runs(batch.documents)
+    runs = find_documents(batch.documents)
     return int((runs.offset[batch.documents >= 0] + 1).sum(dtype=torch.long))
 
 

@@ -33,7 +33,7 @@ from falcon_lab.distill.inputs import (
 from falcon_lab.distill.rows import Labels, label_rows
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.drafters.relaxed_mask import Runs, find_runs
+from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
 from falcon_lab.interfaces import GlanceRows, Prediction, Reveal
 from falcon_lab.training import make_optimizer
 
@@ -64,7 +64,7 @@ class PaddedFuse(Fuse):
 
     alone = False
 
-    def packed(self, rows: Tensor, runs: Runs) -> Tensor:
+    def packed(self, rows: Tensor, runs: PackedDocuments) -> Tensor:
         """As ``Fusing``."""
         if self.alone:
             fused: Tensor = self(rows)[0]
@@ -189,7 +189,7 @@ def drafter_of(module: Distillation, manner: Manner) -> FalconDrafter:
 def one_document_a_row(batch: Batch) -> Batch:
     """The documents of packed rows, each on a row of its own, as long as the longest of them."""
     real = batch.documents >= 0
-    runs = find_runs(batch.documents)
+    runs = find_documents(batch.documents)
     used, row = torch.unique(runs.number[real], return_inverse=True)
     place = row, runs.offset[real]
     shape = int(used.shape[0]), int(runs.offset[real].max()) + 1

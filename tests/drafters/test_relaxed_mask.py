@@ -4,39 +4,39 @@ import torch
 from falcon_lab.drafters.relaxed_mask import (
     divide,
     find_anchors,
-    find_runs,
+    find_documents,
     query_mask,
     relaxed_causal_mask,
 )
 
 
 def _positions(documents: torch.Tensor) -> torch.Tensor:
-    return find_runs(documents).offset
+    return find_documents(documents).offset
 
 
 def test_runs_are_numbered_over_the_whole_batch_and_never_cross_sequences() -> None:
-    runs = find_runs(torch.tensor([[5, 5, 7, 7, 7], [7, 7, 5, -1, -1]]))
-    assert runs.number.tolist() == [[0, 0, 1, 1, 1], [2, 2, 3, 4, 4]]
-    assert runs.offset.tolist() == [[0, 1, 0, 1, 2], [0, 1, 0, 0, 1]]
-    assert (runs.count, runs.longest) == (5, 3)
+    packed = find_documents(torch.tensor([[5, 5, 7, 7, 7], [7, 7, 5, -1, -1]]))
+    assert packed.number.tolist() == [[0, 0, 1, 1, 1], [2, 2, 3, 4, 4]]
+    assert packed.offset.tolist() == [[0, 1, 0, 1, 2], [0, 1, 0, 0, 1]]
+    assert (packed.count, packed.longest) == (5, 3)
 
 
 def test_packing_undoes_unpacking() -> None:
-    runs = find_runs(torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]]))
+    packed = find_documents(torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]]))
     rows = torch.randn(2, 6, 3)
-    padded = runs.unpack(rows)
+    padded = packed.unpack(rows)
     assert padded.shape == (4, 6, 3)
     assert padded[0, 2:].eq(0).all()
-    assert torch.equal(runs.pack(padded), rows)
+    assert torch.equal(packed.pack(padded), rows)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
 def test_a_row_sees_the_blocks_of_its_document_up_to_its_own(block: int) -> None:
     documents = torch.tensor([[0] * 5 + [1] * 7])
-    runs, positions = find_runs(documents), _positions(documents)
+    packed, positions = find_documents(documents), _positions(documents)
     for phase in range(block):
-        blocks = divide(runs, positions, torch.full_like(documents, phase), block)
-        mask = relaxed_causal_mask(runs, blocks)[0]
+        blocks = divide(packed, positions, torch.full_like(documents, phase), block)
+        mask = relaxed_causal_mask(packed, blocks)[0]
         for i in range(12):
             for j in range(12):
                 place = [(int(positions[0, t]) + phase) // block for t in (i, j)]
@@ -46,15 +46,15 @@ def test_a_row_sees_the_blocks_of_its_document_up_to_its_own(block: int) -> None
 
 def test_with_blocks_of_one_the_mask_is_causal() -> None:
     documents = torch.zeros(1, 9, dtype=torch.long)
-    runs = find_runs(documents)
-    blocks = divide(runs, _positions(documents), torch.zeros_like(documents), 1)
-    assert torch.equal(relaxed_causal_mask(runs, blocks)[0], torch.ones(9, 9).tril().bool())
+    packed = find_documents(documents)
+    blocks = divide(packed, _positions(documents), torch.zeros_like(documents), 1)
+    assert torch.equal(relaxed_causal_mask(packed, blocks)[0], torch.ones(9, 9).tril().bool())
 
 
 def test_blocks_are_unique_in_a_sequence_and_cut_at_the_ends_of_documents() -> None:
     documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
     phase = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])
-    blocks = divide(find_runs(documents), _positions(documents), phase, 2)
+    blocks = divide(find_documents(documents), _positions(documents), phase, 2)
     assert blocks.slot.tolist() == [[1, 0, 1, 0, 1, 0, 1, 0]]
     assert blocks.group.tolist() == [[0, 1, 1, 2, 2, 3, 3, 4]]
 
@@ -62,20 +62,20 @@ def test_blocks_are_unique_in_a_sequence_and_cut_at_the_ends_of_documents() -> N
 def test_anchors_are_the_newest_rows_of_whole_blocks() -> None:
     documents = torch.tensor([[0, 0, 0, 0, 0, 1], [2, 2, 2, 2, 2, 2]])
     phase = torch.tensor([[2, 2, 2, 2, 2, 0], [0, 0, 0, 0, 0, 0]])
-    anchors = find_anchors(divide(find_runs(documents), _positions(documents), phase, 3), 3)
+    anchors = find_anchors(divide(find_documents(documents), _positions(documents), phase, 3), 3)
     assert anchors.column.tolist() == [[0, 3], [2, 5]]
     phase[0] = 0
-    anchors = find_anchors(divide(find_runs(documents), _positions(documents), phase, 3), 3)
+    anchors = find_anchors(divide(find_documents(documents), _positions(documents), phase, 3), 3)
     assert anchors.column.tolist() == [[2, 0], [2, 5]]
     assert anchors.present.tolist() == [[True, False], [True, True]]
 
 
 def test_queries_see_their_anchor_s_past_and_each_other_and_nobody_sees_them() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 1, 1]])
-    runs = find_runs(documents)
-    anchors = find_anchors(divide(runs, _positions(documents), torch.zeros_like(documents), 2), 2)
+    packed = find_documents(documents)
+    anchors = find_anchors(divide(packed, _positions(documents), torch.zeros_like(documents), 2), 2)
     assert anchors.column.tolist() == [[1, 3, 5]]
-    mask = query_mask(runs, anchors, 2)[0]
+    mask = query_mask(packed, anchors, 2)[0]
     same = documents[0][:, None] == documents[0][None]
     assert torch.equal(mask[:6, :6], same & torch.ones(6, 6).tril().bool())
     assert not mask[:6, 6:].any()

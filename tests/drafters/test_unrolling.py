@@ -12,7 +12,7 @@ from torch import Tensor
 
 from falcon_cases import drafter, inputs
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.drafters.relaxed_mask import find_runs
+from falcon_lab.drafters.relaxed_mask import find_documents
 from falcon_lab.interfaces import DrafterInputs, Frontier, Observation, Prediction
 
 PASSES = 3
@@ -130,9 +130,9 @@ def test_a_block_that_is_not_whole_begins_no_branch() -> None:
 def test_its_cells_are_those_of_the_kernels() -> None:
     made, given = drafter(block=2), inputs(7)
     rows = made.join(given.tokens, given.features)
-    fused, state = made.fuse.packed_with_states(rows, find_runs(given.documents))
+    fused, state = made.fuse.packed_with_states(rows, find_documents(given.documents))
     assert state is not None
-    torch.testing.assert_close(fused, made.fuse.packed(rows, find_runs(given.documents)))
+    torch.testing.assert_close(fused, made.fuse.packed(rows, find_documents(given.documents)))
     for stop in range(1, 8):
         _, expected = made.fuse(rows[:, :stop])
         assert expected is not None

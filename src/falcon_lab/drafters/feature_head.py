@@ -26,7 +26,7 @@ from falcon_lab.drafters.head_graphs import GraphPasses
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_passes import Passes
 from falcon_lab.drafters.head_training import first_pass, unrolled
-from falcon_lab.drafters.relaxed_mask import Runs, find_runs
+from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
 from falcon_lab.interfaces import (
     Announce,
     DrafterHost,
@@ -76,32 +76,32 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
         """Predict every row, with one random block phase a document (if blocks are aligned)."""
-        runs = find_runs(inputs.documents)
-        phase = self._draw_phase(runs, inputs.generator)
-        return first_pass(self, inputs, runs, phase, reveal).prediction
+        documents = find_documents(inputs.documents)
+        phase = self._draw_phase(documents, inputs.generator)
+        return first_pass(self, inputs, documents, phase, reveal).prediction
 
     def predict(
         self, inputs: DrafterInputs, phase: Tensor, reveal: Reveal | None = None
     ) -> Prediction:
         """``forward`` at a given ``phase``, ``[B, T]`` long, constant in a document."""
-        return first_pass(self, inputs, find_runs(inputs.documents), phase, reveal).prediction
+        return first_pass(self, inputs, find_documents(inputs.documents), phase, reveal).prediction
 
     def unroll(
         self, inputs: DrafterInputs, reveal: Reveal | None = None, phase: Tensor | None = None
     ) -> Iterator[Prediction]:
         """Yield ``forward``, and then what later drafting passes predict, without end."""
-        runs = find_runs(inputs.documents)
+        documents = find_documents(inputs.documents)
         if phase is None:
-            phase = self._draw_phase(runs, inputs.generator)
-        return unrolled(self, inputs, runs, phase, reveal)
+            phase = self._draw_phase(documents, inputs.generator)
+        return unrolled(self, inputs, documents, phase, reveal)
 
-    def _draw_phase(self, runs: Runs, generator: torch.Generator) -> Tensor:
+    def _draw_phase(self, documents: PackedDocuments, generator: torch.Generator) -> Tensor:
         if not self.aligned:
-            return torch.zeros_like(runs.number)
+            return torch.zeros_like(documents.number)
         phases = torch.randint(
-            self.block, (runs.count,), generator=generator, device=generator.device
+            self.block, (documents.count,), generator=generator, device=generator.device
         )
-        return phases.to(runs.number.device)[runs.number]
+        return phases.to(documents.number.device)[documents.number]
 
     # --- drafting -----------------------------------------------------------------------------
 

@@ -1,19 +1,12 @@
-"""Documents one behind another in lanes, for a recurrence that starts anew with each of them.
+"""Fuse a token's embedding with its feature, linearly or by an LSTM over time, for a head's blocks.
 
-A recurrence takes its steps one by one and its sequences side by side. One sequence a document
-pads all of them to the longest: three times the rows, where documents are of all lengths. In lanes
-as long as the longest document nearly every row belongs to one.
+An LSTM takes its steps one by one and its sequences side by side. One sequence a document pads all
+of them to the longest: three times the tokens, where documents are of all lengths. So on a CPU the
+documents of a packed batch are laid end to end in streams as long as the longest of them, in which
+nearly every token belongs to one.
 
-Shapes: B sequences, T rows of one, D documents, N lanes, L rows of a lane, C channels.
-
-An LSTM written out row after row, as a compiler or a graph can take it in.
-
-Shapes: D sequences, L rows of a sequence, I input, H hidden, M layers.
-
-How a row (token embedding, feature) becomes what decoder blocks read.
-
-Shapes: D sequences, L rows of a sequence, B batch, T rows of packed documents, N lanes, M layers of
-an LSTM, C channels of a joined row, W of a fused one, H hidden.
+Shapes: D sequences, L tokens of a sequence or a stream, B batch, T tokens of packed documents, N
+streams, M layers of an LSTM, I its input, C channels of a joined token, W of a fused one, H hidden.
 """
 
 from __future__ import annotations
@@ -30,17 +23,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from falcon_lab.drafters.relaxed_mask import Runs
+from falcon_lab.drafters.relaxed_mask import PackedDocuments
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """Where the rows of a packed batch lie.
+class Streams:
+    """The place of every token of a packed batch in a stream.
 
-    Between two documents of a lane there is a row of neither.
+    Between two documents of a stream there is a gap of one step.
 
     Attributes:
-        place: ``[B, T]`` long, ``n·L + l`` of each row.
+        place: ``[B, T]`` long, ``n·L + l`` of each token.
         count: N.
         length: L.
     """
@@ -50,55 +43,55 @@ class Lanes:
     length: int
 
     @classmethod
-    def of(cls, runs: Runs) -> Self:
-        """As few lanes as a greedy search finds, as long as the longest document."""
-        sizes = torch.bincount(runs.number.flatten(), minlength=runs.count).tolist()
-        starts, count = lay(sizes, runs.longest)
-        begin = torch.tensor(starts, device=runs.number.device)
-        return cls(begin[runs.number] + runs.offset, count, runs.longest)
+    def of(cls, documents: PackedDocuments) -> Self:
+        """Lay documents into as few streams as a greedy search finds, as long as the longest."""
+        sizes = torch.bincount(documents.number.flatten(), minlength=documents.count).tolist()
+        starts, count = best_fit(sizes, documents.longest)
+        begin = torch.tensor(starts, device=documents.number.device)
+        return cls(begin[documents.number] + documents.offset, count, documents.longest)
 
     def spread(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``[B, T, C]`` -> ``[N, L, C]``, and ``[N, L]`` bool: the places of no document."""
+        """Turn ``[B, T, C]`` into ``[N, L, C]``, and return ``[N, L]`` bool: the gaps."""
         flat = self.place.flatten()
         spread = rows.new_zeros(self.count * self.length, rows.shape[-1])
         spread = spread.index_copy(0, flat, rows.flatten(0, 1))
-        free = torch.ones(spread.shape[0], dtype=torch.bool, device=rows.device)
-        free[flat] = False
-        return spread.unflatten(0, (self.count, -1)), free.view(self.count, self.length)
+        gaps = torch.ones(spread.shape[0], dtype=torch.bool, device=rows.device)
+        gaps[flat] = False
+        return spread.unflatten(0, (self.count, -1)), gaps.view(self.count, self.length)
 
     def gather(self, spread: Tensor) -> Tensor:
-        """``[N, L, C]`` -> ``[B, T, C]``: the inverse of ``spread``."""
+        """Turn ``[N, L, C]`` into ``[B, T, C]``: the inverse of ``spread``."""
         rows = spread.flatten(0, 1).index_select(0, self.place.flatten())
         return rows.unflatten(0, self.place.shape)
 
 
-def lay(sizes: Sequence[int], length: int) -> tuple[list[int], int]:
-    """Best fit, the largest first: where each document starts, and how many lanes there are.
+def best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], int]:
+    """Pack documents into streams by best fit, the largest first.
 
     Args:
-        sizes: rows of each document.
-        length: of a lane, at least the largest size.
+        sizes: tokens of each document.
+        length: of a stream, at least the largest size.
 
     Returns:
-        ``n·length + l`` for each document, and N.
+        Where each document starts, ``n·length + l``, and N.
     """
     starts, count = [0] * len(sizes), 0
-    room: list[tuple[int, int]] = []  # (free rows at the end, lane), sorted
+    room: list[tuple[int, int]] = []  # (free steps at the end, stream), sorted
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         size = sizes[number]
-        found = bisect_left(room, (size + 1, -1))  # a row of no document comes first
+        found = bisect_left(room, (size + 1, -1))  # a gap comes first
         if found < len(room):
-            free, lane = room.pop(found)
+            free, stream = room.pop(found)
             free -= 1
         else:
-            free, lane, count = length, count, count + 1
-        starts[number] = lane * length + length - free
-        insort(room, (free - size, lane))
+            free, stream, count = length, count, count + 1
+        starts[number] = stream * length + length - free
+        insort(room, (free - size, stream))
     return starts, count
 
 
 class Unrolled(nn.Module):
-    """The recurrence of an ``nn.LSTM``, and the state after any of its rows.
+    """Write the recurrence of an ``nn.LSTM`` out step by step, as a compiler can take it in.
 
     Args:
         lstm: ``batch_first``; its weights are used as they are.
@@ -111,12 +104,12 @@ class Unrolled(nn.Module):
     def forward(
         self, rows: Tensor, hidden: Tensor, cell: Tensor, last: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Go on from a state.
+        """Continue from a state.
 
         Args:
             rows: ``[D, L, I]``.
             hidden, cell: ``[M, D, H]`` each.
-            last: ``[1]`` long, the row after which the state is asked for.
+            last: ``[1]`` long, the step after which the state is returned.
 
         Returns:
             ``[D, L, H]`` and the state, ``[M, D, H]`` each.
@@ -129,7 +122,7 @@ class Unrolled(nn.Module):
         return rows, torch.stack(hiddens), torch.stack(cells)
 
     def _layer(self, layer: int, rows: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and cells of every row, ``[D, L, H]`` each."""
+        """Return outputs and cells of every step, ``[D, L, H]`` each."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         into, onto, *biases = (getattr(self.lstm, f"{name}_l{layer}") for name in names)
         given = functional.linear(rows, into, biases[0] + biases[1])
@@ -145,39 +138,43 @@ class Unrolled(nn.Module):
 
 
 FEW = 8
-"""Rows up to which PyTorch's own LSTM is faster than oneDNN's: 0.1 ms against 0.3 ms for two
-layers of width 128 and two rows; equal at 16 rows. Longer inputs and training are oneDNN's."""
+"""Tokens up to which PyTorch's own LSTM is faster than oneDNN's: 0.1 ms against 0.3 ms for two
+layers of width 128 and two tokens; equal at 16. Longer inputs and training are oneDNN's."""
 
 CLOSED = -1e4
-"""What a gate reads that is to be shut: the sigmoid of it is zero in every precision."""
+"""Input of a closed gate: its sigmoid is zero in every precision."""
 
 State = tuple[Tensor, Tensor]
 """LSTM state (h, c), each ``[layers, D, H]``."""
 
 
 def state_of(parts: Sequence[Tensor]) -> State | None:
-    """The state that was handed through a pass in parts; None where there are none."""
+    """Join the parts of a state; None where there are none."""
     return (parts[0], parts[1]) if parts else None
 
 
 class Fusing(nn.Module):
-    """Rows ``[D, L, C]`` to ``[D, L, W]``, each by itself: as they are, unless a subclass says so.
+    """Turn ``[D, L, C]`` into ``[D, L, W]``: as they are, unless a subclass overrides ``forward``.
 
-    One that remembers earlier rows overrides all of the methods but ``until``, which serves any.
+    One with a state overrides all of the methods but ``until``, which serves any.
     """
 
     def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Fuse D sequences, each going on from its ``state`` (None: from the start).
+        """Fuse D sequences, each from its ``state`` on (None: from the start).
 
-        Returns the fused rows and the state after each sequence's last row (None for the kinds
-        that remember nothing).
+        Returns:
+            The fused tokens, and the state after each sequence's last one (None where there is no
+            state).
         """
         return rows, None
 
     def until(self, rows: Tensor, state: State | None, last: Tensor) -> tuple[Tensor, State | None]:
-        """``forward`` as a compiler takes it in, and the state after row ``last``, ``[1]`` long.
+        """Compute ``forward`` as a compiler can take it in, and the state after step ``last``.
 
-        Without a ``state`` nothing is remembered.
+        Args:
+            rows: ``[D, L, C]``.
+            state: None for the kinds that have none.
+            last: ``[1]`` long.
         """
         if state is None:
             return self(rows, None)[0], None
@@ -193,25 +190,27 @@ class Fusing(nn.Module):
     def padded(
         self, rows: Tensor, lengths: Sequence[int], state: State | None
     ) -> tuple[Tensor, State | None]:
-        """``forward`` of sequences of so many rows each, padded behind."""
+        """Fuse sequences of ``lengths``, padded behind."""
         fused: tuple[Tensor, State | None] = self(rows, state)
         return fused
 
-    def packed(self, rows: Tensor, runs: Runs) -> Tensor:
-        """``[B, T, C]`` rows of packed documents -> ``[B, T, W]``, each document from the start."""
+    def packed(self, rows: Tensor, documents: PackedDocuments) -> Tensor:
+        """Fuse packed documents, each from the start: ``[B, T, C]`` -> ``[B, T, W]``."""
         fused: Tensor = self(rows)[0]
         return fused
 
-    def packed_with_states(self, rows: Tensor, runs: Runs) -> tuple[Tensor, State | None]:
-        """``packed``, and the state after every row, ``[M, B, T, H]`` each."""
-        return self.packed(rows, runs), None
+    def packed_with_states(
+        self, rows: Tensor, documents: PackedDocuments
+    ) -> tuple[Tensor, State | None]:
+        """Fuse packed documents, and return the state after every token, ``[M, B, T, H]`` each."""
+        return self.packed(rows, documents), None
 
 
 class Fuse(Fusing):
-    """Rows ``[D, L, 2H]`` to ``[D, L, H]``.
+    """Turn ``[D, L, 2H]`` into ``[D, L, H]``.
 
-    ``lstm`` recurs over the rows of a sequence (Falcon, arXiv 2412.12639 §3.2);
-    ``lstm_positionwise`` takes every row for a sequence of its own, which is what the official
+    ``lstm`` recurs over the tokens of a sequence (Falcon, arXiv 2412.12639 §3.2);
+    ``lstm_positionwise`` takes every token for a sequence of its own, which is what the official
     code computes (an LSTM that is not ``batch_first``, at batch size 1); ``linear`` is EAGLE's.
 
     Args:
@@ -268,48 +267,50 @@ class Fuse(Fusing):
         fused, state = self.mix(packed, state)
         return pad_packed_sequence(fused, batch_first=True)[0], state
 
-    def packed(self, rows: Tensor, runs: Runs) -> Tensor:
+    def packed(self, rows: Tensor, documents: PackedDocuments) -> Tensor:
         """As ``Fusing``."""
         if self.kind != "lstm":
-            return super().packed(rows, runs)
+            return super().packed(rows, documents)
         if rows.device.type != "cpu":
             # cuDNN wants its weights in one piece, and its sequences side by side cost little.
-            return runs.pack(self(runs.unpack(rows))[0])
-        lanes = Lanes.of(runs)
-        return lanes.gather(self.anew(*lanes.spread(rows)))
+            return documents.pack(self(documents.unpack(rows))[0])
+        streams = Streams.of(documents)
+        return streams.gather(self.in_streams(*streams.spread(rows)))
 
-    def packed_with_states(self, rows: Tensor, runs: Runs) -> tuple[Tensor, State | None]:
+    def packed_with_states(
+        self, rows: Tensor, documents: PackedDocuments
+    ) -> tuple[Tensor, State | None]:
         """As ``Fusing``."""
         if self.kind != "lstm":
-            return super().packed_with_states(rows, runs)
-        lanes = Lanes.of(runs)
+            return super().packed_with_states(rows, documents)
+        streams = Streams.of(documents)
         hiddens, cells = [], []
-        for fused, gates in self._layers(*lanes.spread(rows)):
+        for fused, gates in self._layers(*streams.spread(rows)):
             opened, kept, new, _ = gates().chunk(4, dim=-1)
-            cell = running(kept.sigmoid(), opened.sigmoid() * new.tanh())
-            hiddens.append(lanes.gather(fused))
-            cells.append(lanes.gather(cell))
+            cell = scan(kept.sigmoid(), opened.sigmoid() * new.tanh())
+            hiddens.append(streams.gather(fused))
+            cells.append(streams.gather(cell))
         return hiddens[-1], (torch.stack(hiddens), torch.stack(cells))
 
-    def anew(self, rows: Tensor, free: Tensor) -> Tensor:
-        """Fuse sequences in which documents follow each other, with a fresh state for each.
+    def in_streams(self, rows: Tensor, gaps: Tensor) -> Tensor:
+        """Fuse streams in which documents follow each other, with a fresh state for each.
 
-        A row of no document closes the input and the forget gate through one more input channel,
-        which leaves a state of zero behind it, exactly, and no gradient: the kernels are the usual.
+        A gap closes the input and the forget gate through one more input channel, which leaves a
+        state of exactly zero behind it, and no gradient; the kernels are the usual ones.
 
         Args:
-            rows: ``[D, L, 2H]`` of kind ``lstm``, zero where free.
-            free: ``[D, L]`` bool, rows of no document; one at least between two documents.
+            rows: ``[N, L, 2H]`` of kind ``lstm``, zero in the gaps.
+            gaps: ``[N, L]`` bool; one at least between two documents.
         """
-        for fused, _ in self._layers(rows, free):
+        for fused, _ in self._layers(rows, gaps):
             rows = fused
         return rows
 
-    def _layers(self, rows: Tensor, free: Tensor) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
-        """Each layer's rows ``[N, L, H]``, and what computes its gates anew, ``[N, L, 4·H]``."""
+    def _layers(self, rows: Tensor, gaps: Tensor) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
+        """Yield each layer's outputs ``[N, L, H]`` and what computes its gates ``[N, L, 4·H]``."""
         lstm: Any = self.mix
         rows = rows.to(lstm.weight_ih_l0.dtype)
-        closing = free.unsqueeze(-1).to(rows)
+        closing = gaps.unsqueeze(-1).to(rows)
         for layer in range(lstm.num_layers):
             if layer:
                 rows = functional.dropout(rows, lstm.dropout, self.training)
@@ -326,16 +327,16 @@ class Fuse(Fusing):
 
 
 def _gates(given: Tensor, outputs: Tensor, weights: list[Tensor]) -> Tensor:
-    """A layer's gates, of which the kernels keep nothing: what it read is known by now."""
+    """Compute a layer's gates, of which the kernels keep nothing, from its inputs and outputs."""
     into, onto, *biases = weights
     before = functional.pad(outputs, (0, 0, 1, -1))
     return functional.linear(given, into, biases[0] + biases[1]) + functional.linear(before, onto)
 
 
-def running(kept: Tensor, new: Tensor) -> Tensor:
-    """The cells ``c_t = kept_t · c_{t-1} + new_t`` of all rows ``[N, L, H]``, from zero.
+def scan(kept: Tensor, new: Tensor) -> Tensor:
+    """Compute the cells ``c_t = kept_t · c_{t-1} + new_t`` of all steps ``[N, L, H]``, from zero.
 
-    In log L steps over all rows (Hillis and Steele's scan), each of products of numbers below 1.
+    In log L rounds over all steps (Hillis and Steele's scan), each of products of numbers below 1.
     """
     step = 1
     while step < kept.shape[1]:
@@ -346,14 +347,14 @@ def running(kept: Tensor, new: Tensor) -> Tensor:
 
 
 def _is_short(rows: Tensor) -> bool:
-    """Whether these are the few rows of a drafting pass on a CPU."""
+    """Return whether these are the few tokens of a drafting pass on a CPU."""
     few = rows.shape[0] * rows.shape[1] <= FEW
     return few and rows.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Without oneDNN, whose LSTM lays its weights out anew in every call."""
+    """Turn oneDNN off, whose LSTM lays its weights out anew in every call."""
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:

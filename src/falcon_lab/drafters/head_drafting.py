@@ -80,7 +80,8 @@ class Drafted:
     def newest(self, block: int) -> Tensor:
         """Return the newest k fused tokens, ``[1, k, C]``, padded with zeros in front."""
         assert self.recent is not None
-        return functional.pad(self.recent, (0, 0, block - self.recent.shape[1], 0))
+        missing = block - self.recent.shape[1]
+        return functional.pad(self.recent, (0, 0, missing, 0)) if missing else self.recent
 
 
 @dataclass(frozen=True, slots=True)

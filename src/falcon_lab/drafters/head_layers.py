@@ -21,7 +21,7 @@ FLEX = "flex_attention"
 
 
 class Rows(NamedTuple):
-    """What R prediction rows are about, ``[B, R]`` long each: as in ``Prediction``."""
+    """Say what R prediction rows are about, ``[B, R]`` long each: as in ``Prediction``."""
 
     label: Tensor
     source: Tensor
@@ -70,7 +70,7 @@ class HeadLayers(nn.Module):
         self._compiled: Compiled | None = None
 
     def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
-        """What stands beside a token in a row of true positions: the target's features.
+        """Return what is joined with a token of a true position: the target's features.
 
         A head that taps layers makes it of ``taps``, ``[..., L, H]``.
 
@@ -82,17 +82,17 @@ class HeadLayers(nn.Module):
         return features
 
     def join(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Rows before fusing: ``[..., n]`` tokens, ``[..., n, H]`` features -> ``[..., n, C]``."""
+        """Join ``[..., n]`` tokens and ``[..., n, H]`` features: ``[..., n, C]``."""
         embedded = self.host.embed(tokens)
         return torch.cat([embedded, features.to(embedded.dtype)], dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What the blocks put out, ``[..., H]`` -> ``[..., V]``: by the target's own LM head."""
+        """Turn the blocks' outputs, ``[..., H]``, into ``[..., V]`` by the target's LM head."""
         logits: Tensor = self.host.head(hidden.to(self.host.dtype))
         return logits
 
     def predicted(self, hidden: Tensor, where: Rows) -> Prediction:
-        """What training compares: here ``hidden``, ``[B, R, H]``, are the target's features."""
+        """Return the prediction of training: here ``hidden``, ``[B, R, H]``, are features."""
         return Prediction(hidden, None, *where)
 
     def compile_training(self, compiler: Compiler = torch.compile) -> None:
@@ -103,7 +103,7 @@ class HeadLayers(nn.Module):
         self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
 
     def train_blocks(self, **rows: Any) -> Tensor:
-        """The decoder blocks in a training pass; the arguments are ``Backbone.forward``'s."""
+        """Run the decoder blocks of a training pass; arguments are ``Backbone.forward``'s."""
         on_cpu = rows["positions"].device.type == "cpu"
         if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
             raise FalconLabError(

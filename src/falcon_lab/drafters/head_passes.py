@@ -68,7 +68,7 @@ class FastPass(Protocol):
 
 
 class Passes:
-    """Runs passes through the head's modules, or through ``fast`` where it supports them.
+    """Run passes through the head's modules, or through ``fast`` where it supports them.
 
     Attributes:
         spare: cache positions that a pass needs beyond those of its sequence.

@@ -1,16 +1,14 @@
-"""The first pass of training a head: every row of a batch predicts, as a round's first pass does.
+"""Train a head: a first pass in which every token predicts, and the passes that follow from it.
 
-Shapes: B batch, T rows, A anchors, R prediction rows, M layers of an LSTM, k block, H hidden.
+A later pass continues from the head's own predictions, as it does in drafting. Every block of the
+first pass begins a branch: k true tokens beside the k features that the head has just predicted, on
+the state at the block's end, attending to the true tokens up to there and the branch's own blocks.
+What comes out is what a drafting pass over the true tokens would predict. EAGLE-3 calls it
+training-time test (arXiv 2503.01840, §3.2); here it is any head's.
 
-Training passes after the first: a head goes on from its own predictions, as it does in drafting.
-
-Every block of the first pass begins a branch: k true tokens beside the k features that the head has
-just predicted, on the state at the block's end, seeing the true rows up to there and the branch's
-own blocks. What comes out is what a drafting pass over the true tokens would predict. EAGLE-3 calls
-it training-time test (arXiv 2503.01840, §3.2); here it is any head's.
-
-Shapes: B batch, T rows, A anchors (newest rows of blocks), R = A·k prediction rows, M layers of an
-LSTM, W channels of a fused row, k block, H hidden.
+Shapes: B batch, T tokens, A anchors (newest tokens of blocks), R prediction rows (A·k, or T in a
+first pass without queries), M layers of an LSTM, C channels of a fused token, k block, S keys,
+H hidden.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.head_layers import HeadLayers, Rows
 from falcon_lab.drafters.relaxed_mask import (
     Blocks,
-    Runs,
+    PackedDocuments,
     divide,
     find_anchors,
     query_mask,
@@ -39,20 +37,20 @@ from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal
 
 @dataclass(frozen=True, slots=True)
 class FirstPass:
-    """A prediction, and what a later pass continues from.
+    """Hold a prediction, and what a later pass continues from.
 
     Attributes:
         prediction: of R rows.
         hidden: ``[B, R, H]``, what the decoder blocks put out for them.
-        runs: the documents.
-        blocks: of the T rows.
-        state: after every row, ``[M, B, T, H]`` each; None where nothing is remembered, or nobody
-            goes on.
+        documents: the documents.
+        blocks: of the T tokens.
+        state: of the fuse after every token, ``[M, B, T, H]`` each; None where it has none, or
+            no pass follows.
     """
 
     prediction: Prediction
     hidden: Tensor
-    runs: Runs
+    documents: PackedDocuments
     blocks: Blocks
     state: State | None
 
@@ -60,20 +58,20 @@ class FirstPass:
 def first_pass(
     head: HeadLayers,
     inputs: DrafterInputs,
-    runs: Runs,
+    documents: PackedDocuments,
     phase: Tensor,
     reveal: Reveal | None = None,
-    kept: KeptRows | None = None,
+    cache: TrainingCache | None = None,
 ) -> FirstPass:
-    """Predict every row.
+    """Predict for every token.
 
     Args:
-        head: what predicts.
+        head: the layers.
         inputs: packed documents.
-        runs: where each of them is.
+        documents: where each of them is.
         phase: ``[B, T]`` long, constant in a document.
-        reveal: labels that are shown.
-        kept: takes the keys and values of the T rows, for later passes.
+        reveal: labels that are revealed.
+        cache: takes the keys and values of the T tokens, for later passes.
 
     Raises:
         FalconLabError: labels are to be shown to a head that reads no features.
@@ -83,8 +81,8 @@ def first_pass(
             f"a glance shows the target's features, and {type(head).__name__} reads hidden states "
             "of its layers; set glancing.name=none"
         )
-    blocks = divide(runs, inputs.positions, phase, head.block)
-    rows = _Batch(head, inputs, runs, blocks, kept)
+    blocks = divide(documents, inputs.positions, phase, head.block)
+    rows = _Batch(head, inputs, documents, blocks, cache)
     return rows.by_blocks(reveal) if head.offsets is None else rows.by_queries(reveal)
 
 
@@ -92,12 +90,12 @@ def first_pass(
 class _Batch:
     head: HeadLayers
     inputs: DrafterInputs
-    runs: Runs
+    documents: PackedDocuments
     blocks: Blocks
-    kept: KeptRows | None
+    cache: TrainingCache | None
 
     def by_blocks(self, reveal: Reveal | None) -> FirstPass:
-        """The last k rows predict."""
+        """Predict from the last k tokens of every block."""
         block, inputs = self.head.block, self.inputs
         tokens, features = inputs.tokens, self.head.read(inputs.features, inputs.taps)
         if reveal is not None:
@@ -109,17 +107,17 @@ class _Batch:
         hidden = self._run(
             embeddings=fused,
             positions=inputs.positions,
-            mask=relaxed_causal_mask(self.runs, self.blocks),
+            mask=relaxed_causal_mask(self.documents, self.blocks),
         )
         column = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         slot, group = self.blocks
         source = column + (block - 1 - slot)
         where = Rows(column + block, source, slot, group)
         prediction = self.head.predicted(hidden, where)
-        return FirstPass(prediction, hidden, self.runs, self.blocks, state)
+        return FirstPass(prediction, hidden, self.documents, self.blocks, state)
 
     def by_queries(self, reveal: Reveal | None) -> FirstPass:
-        """The newest row of every block is asked k times."""
+        """Predict by k queries of the newest token of every block."""
         head, block, inputs = self.head, self.head.block, self.inputs
         assert head.offsets is not None
         anchors = find_anchors(self.blocks, block)
@@ -132,13 +130,13 @@ class _Batch:
         positions = inputs.positions.gather(1, anchor)
         if reveal is not None:
             rows = torch.where(reveal.mask.unsqueeze(-1), self._fuse_revealed(reveal), rows)
-            # A revealed row stands where the row with this input really is.
+            # A revealed row has the position of the token with this input.
             there = (positions + slot + 1).clamp_max(head.host.max_positions - 1)
             positions = torch.where(reveal.mask, there, positions)
         hidden = self._run(
             embeddings=torch.cat([context, rows], dim=1),
             positions=torch.cat([inputs.positions, positions], dim=1),
-            mask=query_mask(self.runs, anchors, block),
+            mask=query_mask(self.documents, anchors, block),
         )[:, inputs.tokens.shape[1] :]
         present = anchors.present.repeat_interleave(block, dim=1)
         group = torch.arange(anchor.shape[1], device=anchor.device) // block
@@ -149,25 +147,25 @@ class _Batch:
             group=group.expand_as(anchor),
         )
         prediction = head.predicted(hidden, where)
-        return FirstPass(prediction, hidden, self.runs, self.blocks, state)
+        return FirstPass(prediction, hidden, self.documents, self.blocks, state)
 
     def _run(self, **rows: Any) -> Tensor:
-        if self.kept is None:
+        if self.cache is None:
             return self.head.train_blocks(**rows)
-        hidden = self.head.train_blocks(**rows, cache=self.kept)
-        self.kept.keep(self.inputs.tokens.shape[1])
+        hidden = self.head.train_blocks(**rows, cache=self.cache)
+        self.cache.truncate(self.inputs.tokens.shape[1])
         return hidden
 
     def _fuse(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, State | None]:
         rows = self.head.join(tokens, features)
-        if self.kept is None:
-            return self.head.fuse.packed(rows, self.runs), None
-        return self.head.fuse.packed_with_states(rows, self.runs)
+        if self.cache is None:
+            return self.head.fuse.packed(rows, self.documents), None
+        return self.head.fuse.packed_with_states(rows, self.documents)
 
     def _fuse_revealed(self, reveal: Reveal) -> Tensor:
-        # The LSTM state at an anchor is not to be had from one pass over the document, so the
-        # revealed rows of an anchor run through it as a short document of their own.
-        # A row that is not revealed has nothing to tell to those behind it.
+        # One pass over the document does not give the LSTM state at an anchor, so the revealed rows
+        # of an anchor run through the LSTM as a short document of their own. A row that is not
+        # revealed contributes nothing to those behind it.
         rows = self.head.join(reveal.tokens, reveal.features) * reveal.mask.unsqueeze(-1)
         short = rows.reshape(-1, self.head.block, rows.shape[-1])
         fused: Tensor = self.head.fuse(short)[0]
@@ -177,79 +175,82 @@ class _Batch:
 def unrolled(
     head: HeadLayers,
     inputs: DrafterInputs,
-    runs: Runs,
+    documents: PackedDocuments,
     phase: Tensor,
     reveal: Reveal | None = None,
 ) -> Iterator[Prediction]:
-    """The predictions of a round's passes, one after the other, without end.
+    """Yield the predictions of a round's passes, one after the other, without end.
 
-    A block whose rows are not all there (at a document's beginning) begins no branch.
+    An incomplete block (at a document's beginning) begins no branch.
 
     Args:
-        head: what predicts.
+        head: the layers.
         inputs: packed documents.
-        runs: where each of them is.
+        documents: where each of them is.
         phase: ``[B, T]`` long, constant in a document.
-        reveal: labels that the first pass is shown.
+        reveal: labels that are revealed to the first pass.
     """
-    kept = KeptRows()
-    first = first_pass(head, inputs, runs, phase, reveal, kept)
+    cache = TrainingCache()
+    first = first_pass(head, inputs, documents, phase, reveal, cache)
     yield first.prediction
-    branches = Branches(head, inputs, first, kept)
+    branches = Branches(head, inputs, first, cache)
     while True:
-        yield branches.go_on()
+        yield branches.advance()
 
 
-class KeptRows(Cache):
-    """Keys and values of earlier passes, through which gradients flow."""
+class TrainingCache(Cache):
+    """Hold keys and values of earlier passes, through which gradients flow."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.length = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append a layer's new rows; all its rows."""
+        """Append a layer's new keys and values; return all it has."""
         new = key_states, value_states
-        if layer_idx in self._rows:
-            keys, values = self._rows[layer_idx]
+        if layer_idx in self._layers:
+            keys, values = self._layers[layer_idx]
             new = torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
-        self._rows[layer_idx] = new
+        self._layers[layer_idx] = new
         return new
 
-    def keep(self, rows: int) -> None:
-        """Keep the first ``rows`` after a pass; what comes behind them was asked, never seen."""
-        self._rows = {n: (k[:, :, :rows], v[:, :, :rows]) for n, (k, v) in self._rows.items()}
-        self.length = rows
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` positions after a pass; queries behind them are dropped."""
+        self._layers = {
+            number: (keys[:, :, :length], values[:, :, :length])
+            for number, (keys, values) in self._layers.items()
+        }
+        self.length = length
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """As ``length``."""
+        """Return ``length``."""
         return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Keys that a query of that length sees, and their offset."""
+        """Return the number of keys of a pass of that length, and their offset."""
         return self.length + query_length, 0
 
 
 class Branches:
-    """One branch for every block of a first pass, all of them equally long.
+    """Continue a branch from every block of a first pass, all of them equally long.
 
     Args:
-        head: what predicts.
+        head: the layers.
         inputs: of the first pass.
         first: that pass.
-        kept: its keys and values.
+        cache: its keys and values.
     """
 
     def __init__(
-        self, head: HeadLayers, inputs: DrafterInputs, first: FirstPass, kept: KeptRows
+        self, head: HeadLayers, inputs: DrafterInputs, first: FirstPass, cache: TrainingCache
     ) -> None:
         block = head.block
-        self._head, self._inputs, self._kept = head, inputs, kept
+        self._head, self._inputs, self._cache = head, inputs, cache
         anchors = find_anchors(first.blocks, block)
-        whole = first.runs.offset.gather(1, anchors.column) >= block - 1
+        whole = first.documents.offset.gather(1, anchors.column) >= block - 1
         self._whole = (anchors.present & whole).repeat_interleave(block, dim=1)  # [B, R]
         self._anchor = anchors.column.repeat_interleave(block, dim=1)
         count = anchors.column.shape[1]
@@ -257,16 +258,16 @@ class Branches:
         owner = torch.arange(count * block, device=self._anchor.device) // block
         self._group = owner.expand_as(self._anchor)
         self._own = owner.unsqueeze(1) == owner  # [R, R]
-        self._context = self._true_rows(first)
+        self._context = self._context_mask(first)
         self._hidden = first.hidden
-        if head.offsets is None:  # rows of the batch -> rows of blocks
+        if head.offsets is None:  # tokens of the batch -> tokens of blocks
             rows = (self._anchor - (block - 1) + self._slot).clamp_min(0)
             self._hidden = _gathered(first.hidden, rows)
         self._state = None if first.state is None else self._at_anchors(first.state, anchors.column)
         self._passes = 0
 
-    def go_on(self) -> Prediction:
-        """The next pass."""
+    def advance(self) -> Prediction:
+        """Compute the next pass."""
         head, block, inputs = self._head, self._head.block, self._inputs
         ahead = 1 + self._passes * block + self._slot  # [R], behind the anchor
         column = (self._anchor + ahead).clamp_max(inputs.tokens.shape[1] - 1)
@@ -286,7 +287,7 @@ class Branches:
         return head.predicted(self._hidden, where)
 
     def _run(self, fused: Tensor, positions: Tensor) -> Tensor:
-        """``[B·A, k, W]`` through the decoder blocks; ``[B, R, H]``."""
+        """Send ``[B·A, k, C]`` through the decoder blocks; return ``[B, R, H]``."""
         head, block, batch = self._head, self._head.block, positions.shape[0]
         rows, count = fused.reshape(batch, -1, fused.shape[-1]), positions.shape[1]
         mask = self._block_mask()
@@ -296,13 +297,13 @@ class Branches:
             newest = positions[:, block - 1 :: block].repeat_interleave(block, dim=1)
             positions = torch.cat([positions, newest], dim=1)
         hidden = head.train_blocks(
-            embeddings=rows, positions=positions, mask=mask, cache=self._kept
+            embeddings=rows, positions=positions, mask=mask, cache=self._cache
         )
-        self._kept.keep(self._kept.length + count)
+        self._cache.truncate(self._cache.length + count)
         return hidden[:, -count:]
 
     def _block_mask(self) -> Tensor:
-        """``[B, R, S]`` (and the queries): true rows, the branch's blocks, and the block itself."""
+        """Return ``[B, R, S]`` (and the queries): true tokens, the branch, the block itself."""
         own = self._own.expand(self._anchor.shape[0], -1, -1)
         before = [self._context, *[own] * self._passes]
         if self._head.offsets is None:
@@ -310,15 +311,15 @@ class Branches:
         contexts = torch.cat([*before, own.tril(), torch.zeros_like(own)], dim=2)
         return torch.cat([contexts, torch.cat([*before, own, own], dim=2)], dim=1)
 
-    def _true_rows(self, first: FirstPass) -> Tensor:
-        """``[B, R, T]``: the rows of its document up to a branch's anchor."""
-        number = first.runs.number
+    def _context_mask(self, first: FirstPass) -> Tensor:
+        """Return ``[B, R, T]``: the tokens of its document up to a branch's anchor."""
+        number = first.documents.number
         column = torch.arange(number.shape[1], device=number.device)
         same = number.gather(1, self._anchor).unsqueeze(2) == number.unsqueeze(1)
         return same & (column <= self._anchor.unsqueeze(2))
 
     def _at_anchors(self, state: State, column: Tensor) -> State:
-        """``[M, B, T, H]`` each -> ``[M, B·A, H]`` each."""
+        """Pick ``[M, B·A, H]`` of each ``[M, B, T, H]``."""
         sequence = torch.arange(column.shape[0], device=column.device).unsqueeze(1)
         hidden, cell = (part[:, sequence, column].flatten(1, 2).contiguous() for part in state)
         return hidden, cell

@@ -1,22 +1,17 @@
-"""Growing a tree where the drafter is surest, pass by pass.
-
-Shapes: N nodes of the tree (the root counted), C candidates so far (the root counted), F blocks of
-a pass, k block, m candidates per row, n most nodes of the tree, W width.
+"""Trees whose shape the drafter's own probabilities decide: EAGLE-2's, and the likeliest of a size.
 
 A path's score is the sum of the drafter's log-probabilities along it, so a node never scores higher
 than its parent. Hence the n best candidates are always prefix-closed; and what is not among the n
 best of a level, or of all candidates so far, has nothing below it that could ever be. Both are left
 out while the tree grows, and the result is the same.
 
-Candidates are few, and there is one look at the device a pass; so they are compared in plain
+Candidates are few, and the host waits for the device once a pass; so they are compared in plain
 Python, where a dozen costs less than one more kernel.
 
-Which row a node takes its candidates from is the rule of ``layout.py``: a block's k rows are one
-grid, and the nodes of one depth below the block's node share a row.
+Which row of a pass a node takes its candidates from is the rule of ``layout.py``: the nodes of one
+depth below a block's node share a row.
 
-A tree that goes where the drafter is sure: EAGLE-2's, for any block size.
-
-The likeliest tree of a given size, by the drafter's own factorised probabilities.
+Shapes: F blocks of a pass, k block, m candidates of a row, n most nodes of the tree, W width.
 """
 
 from __future__ import annotations
@@ -54,11 +49,11 @@ class Node(NamedTuple):
 
 
 ROOT = Node(token=0, parent=-1, depth=0, score=0.0, log_q=0.0, block=0)
-"""Its token stays on the device: nobody here needs to know it."""
+"""Its token stays on the device, as it is not needed here."""
 
 
 class BestFirstTree(TreeBuilder):
-    """A ``TreeBuilder`` that keeps the ``nodes`` likeliest candidates of all its passes.
+    """Keep the ``nodes`` likeliest candidates of all its passes.
 
     The drafter's own probabilities decide, at any temperature; they choose the drafts, never their
     acceptance, so the tree is always "deterministic". Equal scores go to the shallower node, then
@@ -94,7 +89,7 @@ class BestFirstTree(TreeBuilder):
         return Frontier.root(context.root.device)
 
     def grow(self, output: DraftOutput) -> Frontier | None:
-        """Take the candidates of one pass in."""
+        """Take in the candidates of one pass."""
         rows = min(output.logits.shape[1], self.block, self._depth - self._reached)
         if rows == 0:
             return None
@@ -107,7 +102,7 @@ class BestFirstTree(TreeBuilder):
         return self._frontier()
 
     def finish(self) -> TokenTree:
-        """The best of all candidates so far."""
+        """Return the tree of the best candidates so far."""
         found, device = self._candidates, self._context.root.device
         best = sorted(range(1, len(found)), key=lambda at: -found[at].score)[: self._nodes]
         kept = [0, *sorted(at for at in best if found[at].score > -math.inf)]
@@ -142,7 +137,7 @@ class BestFirstTree(TreeBuilder):
         self._stands = [at for _, at in above]
 
     def _frontier(self) -> Frontier | None:
-        """The best of the deepest nodes, while they may matter."""
+        """Return blocks at the best of the deepest nodes, while what is below them may count."""
         found, device = self._candidates, self._context.root.device
         scores = sorted((node.score for node in found[1:]), reverse=True)
         # A node that does no more than equal the n-th best has nothing but worse ones below it.
@@ -157,7 +152,7 @@ class BestFirstTree(TreeBuilder):
         )
 
     def _path(self, at: int) -> list[int]:
-        """The tokens of a block, which ends at a candidate."""
+        """Return the tokens of the block that ends at a candidate."""
         path = []
         for _ in range(self.block):
             path.append(self._candidates[at].token)
@@ -166,7 +161,7 @@ class BestFirstTree(TreeBuilder):
 
 
 def _sound(log_q: float) -> float:
-    """Rounding must not put a child before its parent, nor a broken row before the root."""
+    """Bound a log-probability: rounding must not put a child before its parent."""
     return -math.inf if math.isnan(log_q) else min(log_q, 0.0)
 
 

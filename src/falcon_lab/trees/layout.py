@@ -1,12 +1,12 @@
 """The buffers of a template: which candidate every node takes, and what every pass expands.
 
-Shapes: N nodes (the root counted), F blocks of a pass, k block, m candidates per row, n nodes that
-a pass decides.
-
 The rule behind all of it (Falcon, arXiv 2412.12639, §3.4, written for any k): a node at depth L
 takes its candidate from row (L - 1) mod k of the block that was expanded at its ancestor of depth
 ⌊(L - 1) / k⌋·k. The rows of one block come from one pass, so nodes below different children of a
 block's node share their candidates. A block is expanded only where a node has children.
+
+Shapes: N nodes (the root counted), F blocks of a pass, k block, m candidates of a row, n nodes that
+a pass decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from falcon_lab.trees.paths import Path, checked
 
 @dataclass(frozen=True, slots=True)
 class PassLayout:
-    """One drafter pass: what it reads, and the nodes that it decides.
+    """Describe one drafter pass: what it reads, and the nodes that it decides.
 
     Attributes:
         first: first node that the pass decides; they are contiguous.
@@ -50,7 +50,7 @@ class PassLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A template and a block size, as index tensors.
+    """Hold a template and a block size as index tensors.
 
     Attributes:
         block: k.
@@ -72,7 +72,7 @@ class Layout:
     passes: tuple[PassLayout, ...]
 
     def to(self, device: torch.device) -> Layout:
-        """The same buffers on another device."""
+        """Return the same buffers on another device."""
         moved = _moved(self, device)
         return Layout(
             **moved | {"passes": tuple(PassLayout(**_moved(p, device)) for p in self.passes)}
@@ -80,7 +80,7 @@ class Layout:
 
 
 def build_layout(nodes: Iterable[Any], block: int) -> Layout:
-    """Every buffer of any prefix-closed tree and any k >= 1.
+    """Build every buffer of any prefix-closed tree, for any k >= 1.
 
     Args:
         nodes: rank paths without the root, in any order (none: the root alone).
@@ -126,7 +126,7 @@ def _pass_layout(
     block: int,
     start: int,
 ) -> PassLayout:
-    """The pass that decides ``members``, which lie below ``blocks`` at depth ``start``."""
+    """Build the pass that decides ``members``, which lie below ``blocks`` at depth ``start``."""
     width = 1 + max(path[-1] for path in members)
     place = {path: index for index, path in enumerate(blocks)}
     rows = [place[path[:start]] * block + (len(path) - 1) % block for path in members]

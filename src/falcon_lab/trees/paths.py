@@ -1,13 +1,12 @@
-"""Templates as written and as checked: a tree is a prefix-closed set of rank paths.
+"""Trees as sets of paths: templates of rank paths, as written and as checked, and paths of tokens.
 
-A node is the tuple of ranks on the way from the root: ``(0, 2)`` is the third-best candidate
-below the best one. The root is ``()`` and is never listed. In text a node is its rank digits,
-``"02"``; a text with a slash has one rank between slashes, so that ranks of ten and more can be
-written: ``"/12"`` is the thirteenth child of the root, ``"0/12/1"`` one below ``"0/12"``.
+A node of a template is the tuple of ranks on the way from the root: ``(0, 2)`` is the third-best
+candidate below the best one. The root is ``()`` and is never listed. In text a node is its rank
+digits, ``"02"``; a text with a slash has one rank between slashes, so that ranks of ten and more
+can be written: ``"/12"`` is the thirteenth child of the root, ``"0/12/1"`` one below ``"0/12"``.
 
-Whole paths, as a drafter has found them, joined where they begin alike.
-
-Shapes: C nodes of the tree (the root counted), D length of its longest path.
+A drafter that looks text up has whole paths of tokens; ``PathsTree`` joins them where they begin
+alike.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Path = tuple[int, ...]
 
 
 def path_name(path: Path) -> str:
-    """The text of a node, as ``parse_node`` reads it."""
+    """Return the text of a node, as ``parse_node`` reads it."""
     if not path:
         return "the root"
     if max(path) < 10:
@@ -36,7 +35,7 @@ def path_name(path: Path) -> str:
 
 
 def parse_node(node: Any) -> Path:
-    """A node from text or from a sequence of ranks.
+    """Read a node from text or from a sequence of ranks.
 
     Raises:
         FalconLabError: it is neither.
@@ -55,7 +54,7 @@ def parse_node(node: Any) -> Path:
 
 
 def from_child_counts(counts: Mapping[Any, Any]) -> tuple[Path, ...]:
-    """``{"": 3, "0": 2}`` -> the checked template with nodes 0, 1, 2, 00 and 01.
+    """Turn ``{"": 3, "0": 2}`` into the checked template with nodes 0, 1, 2, 00 and 01.
 
     Raises:
         FalconLabError: a node is written twice, has no parent, or its count is no count.
@@ -77,7 +76,7 @@ def from_child_counts(counts: Mapping[Any, Any]) -> tuple[Path, ...]:
 
 
 def checked(nodes: Iterable[Any]) -> tuple[Path, ...]:
-    """Nodes -> the same tree ordered by (depth, path).
+    """Check nodes, and order them by (depth, path).
 
     Raises:
         FalconLabError: naming the node that is listed twice, has no parent, or follows a gap in
@@ -115,7 +114,7 @@ def _is_count(value: Any) -> bool:
 
 
 class PathsTree(TreeBuilder):
-    """A ``TreeBuilder`` for drafters that look text up: one pass, and its paths are the tree.
+    """Build trees of the paths that a drafter has looked up, in one pass.
 
     Nodes are deterministic: whoever looks up knows no probabilities, and at T > 0 a token is
     accepted with the target's own (one-hot) rule.
@@ -143,10 +142,10 @@ class PathsTree(TreeBuilder):
         return Frontier.root(context.root.device)
 
     def grow(self, output: DraftOutput) -> None:
-        """Take the paths in.
+        """Take in the paths.
 
         Raises:
-            FalconLabError: the drafter never has any.
+            FalconLabError: the drafter predicts tokens and has no paths.
         """
         if output.paths is None:
             raise FalconLabError(
@@ -158,7 +157,7 @@ class PathsTree(TreeBuilder):
             self._add(path, children)
 
     def finish(self) -> TokenTree:
-        """The paths, those with a common beginning joined."""
+        """Return the tree of the paths, those with a common beginning joined."""
         device = self._root.device
         deepest = max(len(route) for route in self._routes)
         parents = torch.tensor([-1, *(route[-2] for route in self._routes[1:])], device=device)

@@ -1,11 +1,7 @@
-"""Growing the tree of a template, pass by pass.
+"""Trees of a fixed shape: a chain, or a template drawn by hand or computed ahead of time.
 
-Shapes: N nodes (the root counted), F blocks of a pass, k block, m candidates per row, n nodes that
+Shapes: N nodes (the root counted), F blocks of a pass, k block, m candidates of a row, n nodes that
 a pass decides, V vocabulary.
-
-A chain: the tree without branches.
-
-A tree drawn by hand or ahead of time: the same shape every round.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from falcon_lab.trees.templates import cut, resolve
 
 
 class TemplateTree(TreeBuilder):
-    """A ``TreeBuilder`` whose shape is fixed; the drafter decides the tokens alone.
+    """Fill a tree of fixed shape with tokens that the drafter chooses.
 
     A node whose candidate the drafter did not propose (``-inf``, or a row that is not there) is
     dropped with all that is below it. With greedy sampling, and with ``proposal="deterministic"``,
@@ -61,11 +57,11 @@ class TemplateTree(TreeBuilder):
         self._q: list[Tensor] = []
         self._q_row = root.q_row
         self._alive: Tensor | None = None  # [N] bool once something was dropped
-        self._blocks: Tensor | None = None  # [F'] blocks of this pass that are asked for; None: all
+        self._blocks: Tensor | None = None  # [F'] blocks that this pass expands; None: all
         return root.frontier if self._layout.passes else None
 
     def grow(self, output: DraftOutput) -> Frontier | None:
-        """Take the candidates of one pass in."""
+        """Take in the candidates of one pass."""
         plan = self._layout.passes[self._next]
         tokens, log_q, q = candidates(output, plan.width, self._proposal, self._context)
         if tokens.shape != (plan.stands.shape[0], self.block, plan.width):
@@ -74,14 +70,14 @@ class TemplateTree(TreeBuilder):
         self._tokens = torch.cat((self._tokens, tokens.take(plan.slots)))
         self._log_q.append(log_q.take(plan.slots))
         if q is not None:
-            self._keep_q(q, plan)
+            self._add_q(q, plan)
         if not self._is_whole(output, plan):
-            self._drop_what_was_not_proposed(plan)
+            self._drop_missing(plan)
         self._next += 1
         return self._frontier()
 
     def finish(self) -> TokenTree:
-        """The nodes that the passes so far have decided."""
+        """Return the nodes that the passes so far have decided."""
         layout, nodes = self._layout, self._tokens.shape[0]
         parents, depth = layout.parents[:nodes], layout.depth[:nodes]
         ancestors = layout.ancestors[:nodes, :nodes]
@@ -102,7 +98,7 @@ class TemplateTree(TreeBuilder):
         return TokenTree(tokens, parents, depth, ancestors, "sampled", log_q, q, q_row, routes)
 
     def _root_on(self, device: torch.device) -> _Root:
-        """What every tree begins with, made once."""
+        """Return what every tree begins with, made once for each device."""
         if device not in self._roots:
             with torch.inference_mode(False):
                 self._roots[device] = _Root(
@@ -113,7 +109,7 @@ class TemplateTree(TreeBuilder):
         return self._roots[device]
 
     def _layout_for(self, context: RoundContext) -> Layout:
-        """The template cut to the budget: few different ones occur, and each is built once."""
+        """Return the layout of the template cut to the budget; each is built once."""
         depth, nodes = context.budget.limit(
             depth=self.max_depth, nodes=self.max_nodes - 1, block=self.block
         )
@@ -124,15 +120,15 @@ class TemplateTree(TreeBuilder):
         return self._layouts[key]
 
     def _spread(self, values: Tensor, plan: PassLayout, last: int, fill: float) -> Tensor:
-        """``[F', rows, …]`` for the blocks that were asked -> ``[F, k, last]``, gaps filled."""
+        """Spread ``[F', rows, …]`` of the blocks expanded over ``[F, k, last]``, gaps filled."""
         blocks = plan.stands.shape[0]
         full = values.new_full((blocks, self.block, last), fill)
         where = torch.arange(blocks, device=full.device) if self._blocks is None else self._blocks
         full[where, : values.shape[1], : values.shape[2]] = values
         return full
 
-    def _keep_q(self, q: Tensor, plan: PassLayout) -> None:
-        """Keep ``[F', rows, V]`` distributions, and the row of each new node."""
+    def _add_q(self, q: Tensor, plan: PassLayout) -> None:
+        """Add ``[F', rows, V]`` distributions, and the row of each new node."""
         blocks = plan.stands.shape[0]
         if q.shape[:2] != (blocks, self.block):
             q = self._spread(q, plan, q.shape[-1], 0.0)
@@ -141,7 +137,7 @@ class TemplateTree(TreeBuilder):
         self._q_row = torch.cat((self._q_row, plan.rows + before))
 
     def _is_whole(self, output: DraftOutput, plan: PassLayout) -> bool:
-        """Whether a pass proposes all that is asked for, as far as can be known without a look."""
+        """Return whether a pass proposes every candidate, without waiting for the device."""
         blocks, rows, vocabulary = output.logits.shape
         promised = output.all_proposed and self._proposal == "deterministic"
         return (
@@ -151,7 +147,8 @@ class TemplateTree(TreeBuilder):
             and vocabulary >= plan.width
         )
 
-    def _drop_what_was_not_proposed(self, plan: PassLayout) -> None:
+    def _drop_missing(self, plan: PassLayout) -> None:
+        """Drop the nodes that the drafter did not propose, and all below them."""
         proposed = torch.cat(self._log_q).isfinite()
         if self._alive is None and bool(proposed.all()):
             return
@@ -159,24 +156,24 @@ class TemplateTree(TreeBuilder):
         self._alive = ~(known & ~proposed).any(-1)
 
     def _frontier(self) -> Frontier | None:
-        """The blocks of the next pass that stand at nodes which are there."""
+        """Return the blocks of the next pass whose nodes were not dropped."""
         if self._next == len(self._layout.passes):
             return None
         plan = self._layout.passes[self._next]
         tokens, parents = self._tokens.take(plan.path), plan.parents
         if self._alive is None:
             return Frontier(tokens, parents)
-        asked, self._blocks = self._blocks, self._alive[plan.stands].nonzero().flatten()
+        before, self._blocks = self._blocks, self._alive[plan.stands].nonzero().flatten()
         if self._blocks.numel() == 0:
             return None
         parents = parents[self._blocks]
-        if asked is not None:  # parents count the blocks that the drafter has seen
-            parents = torch.searchsorted(asked, parents)
+        if before is not None:  # parents count the blocks that the drafter has expanded
+            parents = torch.searchsorted(before, parents)
         return Frontier(tokens[self._blocks], parents)
 
 
 class _Root(NamedTuple):
-    """The root of a tree, as far as every round's is the same.
+    """Hold what the root of every round's tree has in common.
 
     Attributes:
         frontier: the first.
@@ -192,7 +189,7 @@ class _Root(NamedTuple):
 def candidates(
     output: DraftOutput, width: int, proposal: Proposal, context: RoundContext
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of a pass: tokens and log q, both ``[F, rows, m]``, and q if it counts.
+    """Return a pass's candidates: tokens and log q, both ``[F, rows, m]``, and q if it was sampled.
 
     Tokens come best first, or in the order in which they were drawn. What is not proposed has log
     q ``-inf``; m is less than ``width`` when the vocabulary is.
@@ -209,7 +206,7 @@ def candidates(
 def draw_without_replacement(
     logits: Tensor, width: int, sampling: Sampling, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The first ``width`` tokens of sampling from each row's q without replacement, in order.
+    """Sample ``width`` tokens from each row's q without replacement; return them in order.
 
     The largest of log q + Gumbel noise are such a sample (Kool et al., arXiv 1903.06059, §2.2).
     """
@@ -220,7 +217,7 @@ def draw_without_replacement(
 
 
 class Chain(TemplateTree):
-    """One path of ``config.depth`` draft tokens; of depth 0 it is the root alone.
+    """Draft one path of ``config.depth`` tokens; of depth 0 it is the root alone.
 
     Args:
         config: the length, and how tokens are chosen at T > 0.
@@ -233,7 +230,7 @@ class Chain(TemplateTree):
 
 
 class StaticTree(TemplateTree):
-    """Falcon's custom-designed decoding tree (arXiv 2412.12639, §3.4), for any k.
+    """Draft Falcon's custom-designed decoding tree (arXiv 2412.12639, §3.4), for any k.
 
     Args:
         config: the template and how tokens are chosen at T > 0.

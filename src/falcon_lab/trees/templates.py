@@ -1,4 +1,4 @@
-"""The trees that ship, and how to make one from a model of acceptance.
+"""The templates that ship, and how to compute one from a model of acceptance.
 
 Names: ``vicuna`` and ``llama`` are the paper's (k = 2); ``k3`` and ``k4`` are ours, of the heights
 that the paper gives but does not draw; ``k2-16`` is a tree for k = 2 with 16 nodes, ``k2-16-d4``
@@ -50,7 +50,7 @@ so far is right. The first ranks are what Falcon (k = 2) showed on ``tiny-code``
 first candidates (ten validation prompts, greedy, 850 nodes); the tail is smoothed."""
 
 SLOT_DECAY = 0.95
-"""A block's later rows know less; each is taken to be this much less often right."""
+"""How much less often each later row of a block is taken to be right."""
 
 
 def path_probability(
@@ -59,7 +59,7 @@ def path_probability(
     rank_probabilities: Sequence[float] = RANK_PROBABILITIES,
     slot_decay: float = SLOT_DECAY,
 ) -> float:
-    """Chance that a whole path is accepted: Π over levels L of p[rank]·decay^((L - 1) mod k)."""
+    """Return the chance of a whole path: Π over levels L of p[rank]·decay^((L - 1) mod k)."""
     last = len(rank_probabilities) - 1
     return math.prod(
         rank_probabilities[min(rank, last)] * slot_decay ** (level % block)
@@ -74,7 +74,7 @@ def expected_tree(
     rank_probabilities: Sequence[float] = RANK_PROBABILITIES,
     slot_decay: float = SLOT_DECAY,
 ) -> tuple[Path, ...]:
-    """The tree of ``nodes`` nodes with the most accepted tokens to be expected.
+    """Return the tree of ``nodes`` nodes with the most expected accepted tokens.
 
     The expectation is the sum of ``path_probability`` over the nodes, and a node is never likelier
     than its parent or than a sibling of a lower rank; so taking the likeliest nodes first is
@@ -113,7 +113,7 @@ def expected_tree(
 def cut(
     paths: Sequence[Path], block: int, depth: int | None = None, nodes: int | None = None
 ) -> tuple[Path, ...]:
-    """The part of a tree within a budget: its likeliest nodes, prefix-closed and free of gaps."""
+    """Cut a tree to a budget: its likeliest nodes, prefix-closed and free of gaps."""
     kept = [path for path in paths if depth is None or len(path) <= depth]
     if nodes is not None and nodes < len(kept):
         kept.sort(key=lambda path: (-path_probability(path, block), len(path), path))
@@ -122,29 +122,29 @@ def cut(
 
 
 def default_depth(block: int) -> int:
-    """Height of a small tree: between two and four passes (the paper's 6 and 8 for k = 3 and 4)."""
+    """Return the height of a small tree, two to four passes (in the paper 6 and 8 for k = 3, 4)."""
     return {1: 4, 2: 6}.get(block, 2 * block)
 
 
 def figure_tree(name: str) -> tuple[Path, ...]:
-    """``vicuna`` or ``llama``, as the paper's figures have them."""
+    """Return ``vicuna`` or ``llama``, as the paper's figures have them."""
     entries = (VICUNA if name == "vicuna" else LLAMA).split()
     return from_child_counts({n: int(c) for n, c in (entry.split(":") for entry in entries)})
 
 
 def vicuna(config: None, context: BuildContext) -> tuple[Path, ...]:
-    """The template of Figure 5."""
+    """Return the template of Figure 5."""
     return figure_tree("vicuna")
 
 
 def llama(config: None, context: BuildContext) -> tuple[Path, ...]:
-    """The template of Figure 6."""
+    """Return the template of Figure 6."""
     return figure_tree("llama")
 
 
 @lru_cache
 def named(name: str, block: int, deepest: int | None = None) -> tuple[Path, ...]:
-    """A shipped template.
+    """Return a template that ships.
 
     Args:
         name: of it.
@@ -175,7 +175,7 @@ def named(name: str, block: int, deepest: int | None = None) -> tuple[Path, ...]
 
 
 def resolve(template: Any, context: BuildContext) -> tuple[Path, ...]:
-    """A template as a configuration holds it -> checked rank paths.
+    """Turn a template as a configuration holds it into checked rank paths.
 
     Args:
         template: the name of a shipped or a registered template, a mapping from node to child
