@@ -35,7 +35,7 @@ class Distillation(LightningModule):
 
     Args:
         target: the frozen teacher.
-        drafter: an ``nn.Module`` that fulfils ``TrainableDrafter``.
+        drafter: one with weights, an ``nn.Module``.
         objective: the terms of the loss.
         schedule: of glancing.
         config: noise, repeats, unrolling, memory and optimiser.

@@ -104,7 +104,7 @@ def build_drafter(experiment: Experiment, target: Target, components: Components
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(experiment.seed, "weights"))
         drafter = components.build("drafter", node, BuildContext(host=target))
-    if not (is_trainable(drafter) and isinstance(drafter, TrainableDrafter)):
+    if not is_trainable(drafter):
         raise FalconLabError(
             f"drafter.name is {node['name']}, which has nothing to train; name a trainable one, "
             "or leave the stages data and distil out"
