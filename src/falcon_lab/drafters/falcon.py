@@ -1,6 +1,6 @@
 """Falcon's drafter: a semi-autoregressive head that predicts k tokens a pass.
 
-arXiv 2412.12639, §3.1-3.2. Row t is (x_{t+1}, h_t), fused over time and sent through decoder
+arXiv 2412.12639, §3.1-3.2. Input t is (x_{t+1}, h_t), fused over time and sent through decoder
 blocks of the target's own kind under the relaxed causal mask; its output regresses on h_{t+k}.
 
 Shapes: k block, H hidden.

@@ -1,13 +1,13 @@
 """A base for drafter heads that live on the target's features: Falcon, EAGLE, and yours.
 
-Row t of such a head is (x_{t+1}, g_t): the token one step ahead and what the head reads of the
-target at t. Rows are joined, fused, sent through decoder blocks in blocks of k, and what comes out
-at row t speaks of position t + k; a later pass of a round reads it in place of g. A head says how
-that is done (``read``, ``join``, ``fuse``, ``backbone``, ``logits``); training with block phases,
-glances and unrolled passes, drafting with its cache, prompts in parts, and batches are here.
+Input t of such a head is (x_{t+1}, g_t): the token one step ahead and what the head reads of the
+target at t. Inputs are joined, fused, and sent through decoder blocks in blocks of k; output t is
+about position t + k, and a later pass of a round reads it in place of g. A head overrides the
+methods of ``HeadLayers`` that it computes in another way (``read``, ``join``, ``logits``,
+``predicted``). ``head_training.py`` trains it with block phases, glances and unrolled passes;
+``head_drafting.py`` drafts with it, for one sequence or several.
 
-Shapes: B batch, T rows, k block, C channels of a joined row, L tapped layers, H hidden,
-V vocabulary.
+Shapes: B batch, T tokens, F frontier blocks, k block.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
     # --- training -----------------------------------------------------------------------------
 
     def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
-        """Predict every row, with one random block phase a document (if blocks are aligned)."""
+        """Predict for every token, with a random block phase a document (if blocks are aligned)."""
         documents = find_documents(inputs.documents)
         phase = self._draw_phase(documents, inputs.generator)
         return first_pass(self, inputs, documents, phase, reveal).prediction
@@ -83,7 +83,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
     def predict(
         self, inputs: DrafterInputs, phase: Tensor, reveal: Reveal | None = None
     ) -> Prediction:
-        """``forward`` at a given ``phase``, ``[B, T]`` long, constant in a document."""
+        """Compute ``forward`` at a ``phase``, ``[B, T]`` long, constant in a document."""
         return first_pass(self, inputs, find_documents(inputs.documents), phase, reveal).prediction
 
     def unroll(
@@ -106,36 +106,36 @@ class FeatureHead(HeadLayers, TrainableDrafter):
     # --- drafting -----------------------------------------------------------------------------
 
     def reset(self, first: Tensor) -> None:
-        """Start a sequence. (Its first token alone makes no row.)"""
+        """Start a sequence. (Its first token alone makes no input.)"""
         self._drafting = Drafting(self, self.passes)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
-        """Memory of the decoder blocks' keys and values for such a sequence."""
-        rows = self._kv_rows(positions, tree)
-        return self.backbone.layout.bytes(self.passes.capacity(rows))
+        """Return the memory of the decoder blocks' keys and values for such a sequence."""
+        most = self._kv_positions(positions, tree)
+        return self.backbone.layout.bytes(self.passes.capacity(most))
 
     @property
     def kv_allocated(self) -> int:
-        """Memory that is taken already, and that the next sequence takes over."""
+        """Return the memory that is allocated already, and that the next sequence takes over."""
         return self.passes.held
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
-        """Take that memory when the first row is computed, and no more later."""
-        self._drafting.expect(self._kv_rows(positions, tree))
+        """Allocate that memory when the first token is computed, and no more later."""
+        self._drafting.expect(self._kv_positions(positions, tree))
 
-    def _kv_rows(self, positions: int, tree: TreeBuilder) -> int:
-        """Rows of a sequence, and of a round's blocks: at most one a node in every pass."""
+    def _kv_positions(self, positions: int, tree: TreeBuilder) -> int:
+        """Return the positions of a sequence and its blocks, at most one a node and pass."""
         passes = -(-tree.max_depth // self.block)
         provisional = max(1, passes * tree.max_nodes) * self.block
-        rows = positions + provisional * (1 if self.offsets is None else 2)
-        return rows + self.passes.spare
+        most = positions + provisional * (1 if self.offsets is None else 2)
+        return most + self.passes.spare
 
     def observe(self, observation: Observation) -> None:
-        """Append rows; the next ``draft`` computes them."""
+        """Append positions; the next ``draft`` computes them."""
         self._drafting.observe(0, observation)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """One pass: the last k rows (the root), or F blocks of draft tokens."""
+        """Make one pass: over the last k tokens (the root), or F blocks of draft tokens."""
         return self._drafting.draft({0: frontier})[0]
 
     def compiled(
@@ -180,6 +180,6 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     def sequences(self, count: int, positions: int, tree: TreeBuilder) -> Drafting:
         """Return places for ``count`` sequences that are drafted for in one call."""
-        room = self._kv_rows(positions, tree)
+        room = self._kv_positions(positions, tree)
         cache = self.backbone.new_batch_cache(count, room)
         return Drafting(self, Passes(self), count, cache, widest=room - positions)
