@@ -13,7 +13,7 @@ from falcon_lab.data.generated.corpus import (
     module_seed,
     numbers,
     programs,
-    rows,
+    tables,
 )
 from falcon_lab.data.generated.vocabulary import Draw, Scope
 from falcon_lab.errors import FalconLabError
@@ -110,8 +110,8 @@ def test_an_unknown_split_is_named() -> None:
 
 ALL = [
     *numbers.TEMPLATES,
-    *rows.CONSTANTS,
-    *rows.TEMPLATES,
+    *tables.CONSTANTS,
+    *tables.TEMPLATES,
     *classes.TEMPLATES,
     *programs.TEMPLATES,
     *programs.ENDINGS,
@@ -120,7 +120,7 @@ ALL = [
 
 def test_there_are_twenty_templates_and_more_and_each_of_them_varies() -> None:
     assert len(set(ALL)) >= 25
-    for template in set(numbers.TEMPLATES) | set(rows.TEMPLATES) | set(classes.TEMPLATES):
+    for template in set(numbers.TEMPLATES) | set(tables.TEMPLATES) | set(classes.TEMPLATES):
         texts = {template(Scope(Draw(seed))) for seed in range(40)}
         assert len(texts) >= 20, template.__name__
 

@@ -6,14 +6,14 @@ from falcon_lab.data.generated.vocabulary import COLOURS, KINDS, Scope, Shape, f
 
 
 def method(name: str, parameters: str, returns: str, doc: str, *body: str) -> str:
-    """The text of a method, indented."""
+    """Return the text of a method, indented."""
     given = f"self, {parameters}" if parameters else "self"
     text = function(name, given, returns, doc, *body)
     return "\n".join("    " + line for line in text.split("\n"))
 
 
 def methods(scope: Scope, first: str, second: str) -> list[str]:
-    """An adder for ``first`` and up to one more method over both attributes."""
+    """Return an adder for ``first`` and up to one more method over both attributes."""
     draw, noun = scope.draw, scope.noun
     guard = [f"if {first} < 0:", f'    raise ValueError("{first} is negative")']
     adder = method(
@@ -34,12 +34,11 @@ def methods(scope: Scope, first: str, second: str) -> list[str]:
     return [adder, draw.pick(others)] if draw.chance(0.6) else [adder]
 
 
-def plain(scope: Scope) -> str | None:
-    """A class with ``__init__`` and methods that use its attributes."""
+def plain(scope: Scope) -> str:
+    """Write a class with ``__init__`` and methods that use its attributes."""
     draw, noun = scope.draw, scope.noun
     first, second = draw.several(scope.attributes, 2)
-    if not scope.claim(scope.title):
-        return None
+    scope.claim(scope.title)
     scope.shapes.append(Shape(scope.title, (first, second), f"add_{first}", first))
     parts = [
         method(
@@ -56,12 +55,11 @@ def plain(scope: Scope) -> str | None:
     return f'class {scope.title}:\n    """{doc}"""\n\n' + "\n\n".join(parts)
 
 
-def data(scope: Scope) -> str | None:
-    """A dataclass."""
+def data(scope: Scope) -> str:
+    """Write a dataclass."""
     draw = scope.draw
     first, second = draw.several(scope.attributes, 2)
-    if not scope.claim(scope.title):
-        return None
+    scope.claim(scope.title)
     scope.need("from dataclasses import dataclass")
     scope.shapes.append(Shape(scope.title, (first, second), f"add_{first}", first))
     fields = [f"    {first}: int", f"    {second}: int = {draw.number(0, 3)}"]
@@ -71,13 +69,12 @@ def data(scope: Scope) -> str | None:
     return head + "\n\n" + "\n".join(fields) + "\n\n" + "\n\n".join(methods(scope, first, second))
 
 
-def container(scope: Scope) -> str | None:
-    """A collection with ``add`` and what it knows of its members."""
+def container(scope: Scope) -> str:
+    """Write a collection with ``add`` and what it knows of its members."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     name = f"{scope.title}{draw.pick(('List', 'Store', 'Book'))}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     extras = (
         method("__len__", "", "int", "", f"return len(self.{items})"),
         method("total", "", "int", "", f"return sum(self.{items})"),
@@ -93,13 +90,12 @@ def container(scope: Scope) -> str | None:
     return head + "\n\n" + "\n\n".join(parts)
 
 
-def enumeration(scope: Scope) -> str | None:
-    """An ``Enum``."""
+def enumeration(scope: Scope) -> str:
+    """Write an ``Enum``."""
     draw = scope.draw
     suffix, words = draw.pick((("Colour", COLOURS), ("State", KINDS)))
     name = f"{scope.title}{suffix}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     scope.need("from enum import Enum")
     chosen = draw.several(words, draw.number(2, 4))
     text = draw.chance(0.5)
@@ -111,12 +107,12 @@ def enumeration(scope: Scope) -> str | None:
     return head + "\n\n" + "\n".join(members)
 
 
-def fault(scope: Scope) -> str | None:
-    """An exception and the function that raises it."""
+def fault(scope: Scope) -> str:
+    """Write an exception and the function that raises it."""
     draw, attribute = scope.draw, scope.attribute()
     error, name = f"{scope.title}Error", f"ensure_{attribute}"
-    if not scope.claim(error) or not scope.claim(name):
-        return None
+    scope.claim(error)
+    scope.claim(name)
     bound, _ = scope.default()
     sign, fault = draw.pick(((">", "too large"), ("<", "too small")))
     body = function(

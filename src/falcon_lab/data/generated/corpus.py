@@ -8,9 +8,10 @@ three attributes), so that its names recur, and its tests assert what its functi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from falcon_lab.data.generated import classes, numbers, programs, rows
-from falcon_lab.data.generated.vocabulary import Draw, Scope
+from falcon_lab.data.generated import classes, numbers, programs, tables
+from falcon_lab.data.generated.vocabulary import Draw, Scope, Unfit
 from falcon_lab.errors import FalconLabError
 
 SPLITS = ("train", "validation", "heldout")
@@ -21,24 +22,24 @@ LONGEST = 880
 _RANGE = 2**32
 """Seeds of one split of one corpus seed."""
 
-Template = Callable[[Scope], str | None]
-_SPARE: tuple[Template, ...] = tuple(
+Template = Callable[[Scope], str]
+_CLOSING: tuple[Template, ...] = tuple(
     template
-    for template in (numbers.check, rows.describe, numbers.total, numbers.clamp, rows.pair)
+    for template in (numbers.check, tables.describe, numbers.total, numbers.clamp, tables.pair)
     for _ in range(2)
 )
 """Short ones that end a module whose first choices did not fit."""
 
 
 def module_seed(split: str, index: int, seed: int = 0) -> int:
-    """The seed of document ``index`` of a split; no two (split, index, seed) share one."""
+    """Return the seed of document ``index`` of a split; no two (split, index, seed) share one."""
     if not 0 <= index < _RANGE:
         raise ValueError(f"a split has {_RANGE} documents, asked for number {index}")
     return (seed * len(SPLITS) + SPLITS.index(split)) * _RANGE + index
 
 
 def generate_modules(split: str, count: int, seed: int = 0) -> Iterator[str]:
-    """The first ``count`` modules of a split.
+    """Yield the first ``count`` modules of a split.
 
     Raises:
         FalconLabError: ``split`` is none of ``SPLITS`` or ``seed`` is negative.
@@ -52,7 +53,7 @@ def generate_modules(split: str, count: int, seed: int = 0) -> Iterator[str]:
 
 
 def generate_module(seed: int) -> str:
-    """One module of 3 to 7 definitions in about 300 to 900 characters.
+    """Write one module of 3 to 7 definitions in about 300 to 900 characters.
 
     The same seed gives the same text on every Python version and platform.
     """
@@ -72,23 +73,24 @@ def generate_module(seed: int) -> str:
 
 
 def _plan(draw: Draw, wanted: int) -> list[Template]:
-    """Templates in the order of a module: constants, bodies, then tests and a program."""
+    """Choose templates in the order of a module: constants, bodies, then tests and a program."""
     bodies: list[Template] = []
     for _ in range(wanted):
-        family = draw.pick((numbers, numbers, numbers, rows, rows, programs, classes, classes))
+        family = draw.pick((numbers, numbers, numbers, tables, tables, programs, classes, classes))
         bodies.append(draw.pick(family.TEMPLATES))
-    head = [draw.pick(rows.CONSTANTS)] if draw.chance(0.55) else []
+    head = [draw.pick(tables.CONSTANTS)] if draw.chance(0.55) else []
     # Tests stand between the definitions too, so that few of them fall to the length limit.
     for position in draw.several(range(1, 5), 2):
         bodies.insert(position, draw.pick(programs.ENDINGS))
-    return [*head, *bodies, draw.pick(programs.ENDINGS), *_SPARE]
+    return [*head, *bodies, draw.pick(programs.ENDINGS), *_CLOSING]
 
 
 def _attempt(template: Template, scope: Scope, room: int) -> str | None:
-    """The template's text; None, and the scope as it was, when it does not fit or apply."""
+    """Return the template's text, or None and leave the scope as it was where it does not fit."""
     before = scope.snapshot()
-    text = template(scope)
-    if text is None or len(text) > room:
-        scope.restore(before)
-        return None
-    return text
+    with suppress(Unfit):
+        text = template(scope)
+        if len(text) <= room:
+            return text
+    scope.restore(before)
+    return None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from falcon_lab.data.generated.vocabulary import Draw, Example, Scope, function, plural
+from falcon_lab.data.generated.vocabulary import Draw, Scope, function, plural
 
 
-def keep(scope: Scope) -> str | None:
-    """A filter: loop or comprehension, above or below a limit."""
+def keep(scope: Scope) -> str:
+    """Write a filter: loop or comprehension, above or below a limit."""
     draw, attribute = scope.draw, scope.attribute()
     items, above = plural(attribute), draw.chance(0.5)
     kind, sign = ("large", draw.pick((">", ">="))) if above else ("small", draw.pick(("<", "<=")))
     name = f"{draw.pick(('keep', 'select', 'find'))}_{kind}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     bound, value = scope.default()
     doc = f"Return the {items} that are {'above' if above else 'below'} the limit."
     test = f"{attribute} {sign} limit"
@@ -25,7 +24,8 @@ def keep(scope: Scope) -> str | None:
     ]
     body = draw.pick((loop, [f"return [{attribute} for {attribute} in {items} if {test}]"]))
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name, numbers=True)
+    def _(inner: Draw) -> tuple[str, object]:
         numbers, limit = inner.numbers(inner.number(2, 4)), value
         given = inner.chance(0.5)
         if given:
@@ -33,25 +33,23 @@ def keep(scope: Scope) -> str | None:
         kept = [x for x in numbers if compare(x, sign, limit)]
         return f"{numbers}, {limit}" if given else f"{numbers}", kept
 
-    scope.examples.append(Example(name, example, numbers=True))
     parameters = f"{items}: list[int], limit: int = {bound}"
     return function(name, parameters, "list[int]", doc, *body)
 
 
 def compare(left: int, sign: str, right: int) -> bool:
-    """The value of ``left sign right``."""
+    """Return the value of ``left sign right``."""
     return {">": left > right, ">=": left >= right, "<": left < right, "<=": left <= right}[sign]
 
 
-def count(scope: Scope) -> str | None:
-    """A counter: loop or generator expression."""
+def count(scope: Scope) -> str:
+    """Write a counter: loop or generator expression."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     divisor = draw.number(2, 4)
     what = {2: "even", 3: "triple", 4: "quarter"}[divisor]
     name = f"count_{what}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     test = f"{attribute} % {divisor} == 0"
     loop = [
         "count = 0",
@@ -62,23 +60,22 @@ def count(scope: Scope) -> str | None:
     ]
     body = draw.pick((loop, [f"return sum(1 for {attribute} in {items} if {test})"]))
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name, numbers=True)
+    def _(inner: Draw) -> tuple[str, object]:
         numbers = inner.numbers(inner.number(2, 4))
         return f"{numbers}", sum(x % divisor == 0 for x in numbers)
 
-    scope.examples.append(Example(name, example, numbers=True))
     doc = f"Count the {items} that {divisor} divides."
     return function(name, f"{items}: list[int]", "int", doc, *body)
 
 
-def extreme(scope: Scope) -> str | None:
-    """The largest or smallest, by loop or built-in."""
+def extreme(scope: Scope) -> str:
+    """Write a function for the largest or smallest, by loop or built-in."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     word, sign, builtin = draw.pick((("highest", ">", max), ("lowest", "<", min)))
     name = f"{word}_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     loop = [
         f"best = {items}[0]",
         f"for {attribute} in {items}:",
@@ -88,22 +85,21 @@ def extreme(scope: Scope) -> str | None:
     ]
     body = draw.pick((loop, [f"return {builtin.__name__}({items})"]))
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name, numbers=True)
+    def _(inner: Draw) -> tuple[str, object]:
         numbers = inner.numbers(3)
         return f"{numbers}", builtin(numbers)
 
-    scope.examples.append(Example(name, example, numbers=True))
     doc = f"Return the {word} {attribute} of a {scope.noun}."
     return function(name, f"{items}: list[int]", "int", doc, *body)
 
 
-def total(scope: Scope) -> str | None:
-    """A running sum, with or without a factor."""
+def total(scope: Scope) -> str:
+    """Write a running sum, with or without a factor."""
     draw, attribute = scope.draw, scope.attribute()
     items, factor = plural(attribute), draw.number(1, 3)
     name = f"{draw.pick(('add', 'sum', 'combine'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     term = attribute if factor == 1 else f"{factor} * {attribute}"
     body = (
         ["result = 0", f"for {attribute} in {items}:", f"    result += {term}", "return result"]
@@ -111,65 +107,62 @@ def total(scope: Scope) -> str | None:
         else [f"return sum({items})" if factor == 1 else f"return {factor} * sum({items})"]
     )
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name, numbers=True)
+    def _(inner: Draw) -> tuple[str, object]:
         numbers = inner.numbers(3)
         return f"{numbers}", factor * sum(numbers)
 
-    scope.examples.append(Example(name, example, numbers=True))
     doc = f"Add up the {items} of all {plural(scope.noun)}."
     return function(name, f"{items}: list[int]", "int", doc, *body)
 
 
-def average(scope: Scope) -> str | None:
-    """A mean that guards against no values."""
+def average(scope: Scope) -> str:
+    """Write a function for a mean that guards against no values."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     name = f"{draw.pick(('average', 'mean'))}_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     guard = (
         [f"if not {items}:", f'    raise ValueError("no {items} given")']
         if draw.chance(0.5)
         else [f"if not {items}:", "    return 0.0"]
     )
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name, numbers=True)
+    def _(inner: Draw) -> tuple[str, object]:
         middle, step = inner.number(4, 9), inner.number(1, 3)
         return f"{[middle - step, middle + step]}", float(middle)
 
-    scope.examples.append(Example(name, example, numbers=True))
     doc = f"Return the mean {attribute} of the {plural(scope.noun)}."
     body = [*guard, f"return sum({items}) / len({items})"]
     return function(name, f"{items}: list[int]", "float", doc, *body)
 
 
-def scale(scope: Scope) -> str | None:
-    """A map over a list."""
+def scale(scope: Scope) -> str:
+    """Write a map over a list."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     verb, sign = draw.pick((("scale", "*"), ("raise", "+"), ("lower", "-")))
     name, parameter = f"{verb}_{items}", draw.pick(("factor", "step"))
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     bound, value = scope.default()
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name, numbers=True)
+    def _(inner: Draw) -> tuple[str, object]:
         numbers = inner.numbers(inner.number(2, 3))
         results = {"*": [x * value for x in numbers], "+": [x + value for x in numbers]}
         return f"{numbers}", results.get(sign, [x - value for x in numbers])
 
-    scope.examples.append(Example(name, example, numbers=True))
     parameters = f"{items}: list[int], {parameter}: int = {bound}"
     body = f"return [{attribute} {sign} {parameter} for {attribute} in {items}]"
     return function(name, parameters, "list[int]", f"{verb.capitalize()} all {items}.", body)
 
 
-def clamp(scope: Scope) -> str | None:
-    """A value forced into a range."""
+def clamp(scope: Scope) -> str:
+    """Write a function that forces a value into a range."""
     draw, attribute = scope.draw, scope.attribute()
     name = f"{draw.pick(('clamp', 'limit', 'bound'))}_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     low, high = draw.number(0, 3), draw.number(6, 9)
     loop = [
         f"if {attribute} < low:",
@@ -180,22 +173,21 @@ def clamp(scope: Scope) -> str | None:
     ]
     body = draw.pick((loop, [f"return max(low, min({attribute}, high))"]))
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         number = inner.number(0, 12)
         return f"{number}", max(low, min(number, high))
 
-    scope.examples.append(Example(name, example))
     parameters = f"{attribute}: int, low: int = {low}, high: int = {high}"
     doc = f"Keep the {attribute} between low and high."
     return function(name, parameters, "int", doc, *body)
 
 
-def check(scope: Scope) -> str | None:
-    """A guard that raises ValueError."""
+def check(scope: Scope) -> str:
+    """Write a guard that raises ValueError."""
     draw, attribute = scope.draw, scope.attribute()
     name = f"{draw.pick(('check', 'validate', 'require'))}_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     bound, value = scope.default()
     low = draw.chance(0.5)
     test, fault = ("< 0", "negative") if low else (f"> {bound}", "too large")
@@ -205,22 +197,21 @@ def check(scope: Scope) -> str | None:
         f"return {attribute}",
     ]
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         number = inner.number(0, 9 if low else value)
         return f"{number}", number
 
-    scope.examples.append(Example(name, example))
     doc = f"Return the {attribute} unless it is {fault}."
     return function(name, f"{attribute}: int", "int", doc, *body)
 
 
-def shrink(scope: Scope) -> str | None:
-    """A while loop that counts its steps."""
+def shrink(scope: Scope) -> str:
+    """Write a while loop that counts its steps."""
     draw, attribute = scope.draw, scope.attribute()
     divisor = draw.number(2, 3)
     name = f"{draw.pick(('steps', 'rounds'))}_to_shrink_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     body = [
         "steps = 0",
         f"while {attribute} > 1:",
@@ -229,31 +220,30 @@ def shrink(scope: Scope) -> str | None:
         "return steps",
     ]
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         power = inner.number(1, 4)
         return f"{divisor**power}", power
 
-    scope.examples.append(Example(name, example))
     doc = f"Count how often the {attribute} can be divided by {divisor}."
     return function(name, f"{attribute}: int", "int", doc, *body)
 
 
-def recurse(scope: Scope) -> str | None:
-    """A recursion on a whole number."""
+def recurse(scope: Scope) -> str:
+    """Write a recursion on a whole number."""
     draw = scope.draw
     verb, sign, start = draw.pick((("multiply", "*", 1), ("add", "+", 0)))
     name = f"{verb}_{plural(scope.attribute())}_down"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     body = ["if step == 0:", f"    return {start}", f"return step {sign} {name}(step - 1)"]
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         step, result = inner.number(1, 4), start
         for number in range(1, step + 1):
             result = result * number if sign == "*" else result + number
         return f"{step}", result
 
-    scope.examples.append(Example(name, example))
     what = "product" if sign == "*" else "sum"
     return function(name, "step: int", "int", f"Return the {what} of all steps.", *body)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from falcon_lab.data.generated.vocabulary import Scope, function, plural
+from falcon_lab.data.generated.vocabulary import Scope, Unfit, function, plural
 
 
-def read(scope: Scope) -> str | None:
-    """A file read with ``with``: lines, numbers or JSON."""
+def read(scope: Scope) -> str:
+    """Write a function that reads a file: lines, numbers or JSON."""
     draw = scope.draw
     noun, attribute = scope.noun, scope.attribute()
     form = draw.pick(("lines", "numbers", "json"))
     items = plural(attribute) if form == "numbers" else plural(noun)
     name = f"{draw.pick(('read', 'load'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     opening = 'with open(path, encoding="utf-8") as file:'
     if form == "json":
         scope.need("import json")
@@ -27,13 +26,12 @@ def read(scope: Scope) -> str | None:
     return function(name, "path: str", returns, f"Read the {items} from a file.", *body)
 
 
-def write(scope: Scope) -> str | None:
-    """A file written with ``with``."""
+def write(scope: Scope) -> str:
+    """Write a function that writes a file."""
     draw, noun = scope.draw, scope.noun
     items = plural(noun)
     name = f"{draw.pick(('write', 'save'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     opening = 'with open(path, "w", encoding="utf-8") as file:'
     if draw.chance(0.5):
         scope.need("import json")
@@ -45,13 +43,12 @@ def write(scope: Scope) -> str | None:
     return function(name, ", ".join(order), "None", f"Write the {items} to a file.", *body)
 
 
-def iterate(scope: Scope) -> str | None:
-    """A generator that lets some items pass."""
+def iterate(scope: Scope) -> str:
+    """Write a generator that lets some items pass."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     name = f"{draw.pick(('iter', 'each', 'walk'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     scope.need("from collections.abc import Iterator")
     bound, _ = scope.default()
     test = draw.pick((f"{attribute} > {bound}", f"{attribute} < {bound}", f"{attribute} != 0"))
@@ -60,13 +57,12 @@ def iterate(scope: Scope) -> str | None:
     return function(name, f"{items}: list[int]", "Iterator[int]", doc, *body)
 
 
-def batches(scope: Scope) -> str | None:
-    """A generator of slices."""
+def batches(scope: Scope) -> str:
+    """Write a generator of slices."""
     draw = scope.draw
     items = plural(scope.noun)
     name = f"{draw.pick(('split', 'batch'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     scope.need("from collections.abc import Iterator")
     bound, _ = scope.default()
     body = [
@@ -78,12 +74,13 @@ def batches(scope: Scope) -> str | None:
     return function(name, parameters, "Iterator[list[str]]", doc, *body)
 
 
-def main(scope: Scope) -> str | None:
-    """A small program over the functions above it."""
+def main(scope: Scope) -> str:
+    """Write a small program over the functions above it."""
     draw = scope.draw
     ready = [example for example in scope.examples if example.numbers]
-    if not ready or not scope.claim("main"):
-        return None
+    if not ready:
+        raise Unfit
+    scope.claim("main")
     chosen = draw.several(ready, min(len(ready), draw.number(1, 2)))
     items = plural(scope.attribute())
     scope.need("import sys")
@@ -93,15 +90,14 @@ def main(scope: Scope) -> str | None:
     return f'{text}\n\n\nif __name__ == "__main__":\n    main()'
 
 
-def function_test(scope: Scope) -> str | None:
-    """A test of a function defined above."""
+def function_test(scope: Scope) -> str:
+    """Write a test of a function defined above."""
     draw = scope.draw
     if not scope.examples:
-        return None
+        raise Unfit
     example = draw.pick(scope.examples)
     name = f"test_{example.name}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     body = []
     for _ in range(draw.number(1, 2)):
         arguments, value = example.draw(draw)
@@ -110,7 +106,7 @@ def function_test(scope: Scope) -> str | None:
 
 
 def literal(value: object) -> str:
-    """The right side of an assertion that something is ``value``."""
+    """Return the right side of an assertion that something is ``value``."""
     if isinstance(value, bool):
         return f"is {value}"
     if isinstance(value, str):
@@ -118,15 +114,14 @@ def literal(value: object) -> str:
     return "== " + repr(value).replace("'", '"')
 
 
-def class_test(scope: Scope) -> str | None:
-    """A test of a class defined above."""
+def class_test(scope: Scope) -> str:
+    """Write a test of a class defined above."""
     draw = scope.draw
     if not scope.shapes:
-        return None
+        raise Unfit
     shape = draw.pick(scope.shapes)
     name = f"test_{shape.adder}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     start, more, instance = draw.number(1, 9), draw.number(1, 9), scope.noun
     body = [
         f"{instance} = {shape.name}({start})",

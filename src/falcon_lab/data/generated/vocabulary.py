@@ -1,7 +1,4 @@
-"""The words that names and docstrings are composed of.
-
-What the definitions of one generated module share: its theme, its names, its randomness.
-"""
+"""What the definitions of a generated module share: words, theme, names, randomness."""
 
 from __future__ import annotations
 
@@ -11,86 +8,29 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-NOUNS = [
-    "order",
-    "ticket",
-    "sensor",
-    "invoice",
-    "planet",
-    "rocket",
-    "garden",
-    "window",
-    "camera",
-    "bottle",
-    "letter",
-    "packet",
-    "account",
-    "record",
-    "signal",
-    "channel",
-    "server",
-    "market",
-    "river",
-    "forest",
-    "engine",
-    "bridge",
-    "player",
-    "course",
-    "lesson",
-    "recipe",
-    "branch",
-    "worker",
-    "vehicle",
-    "parcel",
-    "region",
-    "device",
-    "message",
-    "project",
-    "meeting",
-    "booking",
-    "painting",
-    "village",
-    "product",
-    "station",
-]
+
+def words(text: str) -> list[str]:
+    """Return the words of a text."""
+    return text.split()
+
+
+NOUNS = words(
+    """
+    order ticket sensor invoice planet rocket garden window camera bottle letter packet account
+    record signal channel server market river forest engine bridge player course lesson recipe
+    branch worker vehicle parcel region device message project meeting booking painting village
+    product station
+    """
+)
 """Things; every plural takes an s."""
 
-ATTRIBUTES = [
-    "price",
-    "weight",
-    "height",
-    "width",
-    "length",
-    "score",
-    "speed",
-    "level",
-    "depth",
-    "amount",
-    "volume",
-    "rank",
-    "size",
-    "age",
-    "rate",
-    "cost",
-    "energy",
-    "power",
-    "distance",
-    "pressure",
-    "salary",
-    "balance",
-    "budget",
-    "margin",
-    "radius",
-    "delay",
-    "offset",
-    "capacity",
-    "priority",
-    "version",
-    "duration",
-    "degree",
-    "charge",
-    "reward",
-]
+ATTRIBUTES = words(
+    """
+    price weight height width length score speed level depth amount volume rank size age rate
+    cost energy power distance pressure salary balance budget margin radius delay offset
+    capacity priority version duration degree charge reward
+    """
+)
 """Whole-number properties of a thing."""
 
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "orange", "purple")
@@ -99,7 +39,7 @@ PEOPLE = ("ada", "alan", "grace", "edsger", "barbara", "donald", "frances", "joh
 
 
 def plural(word: str) -> str:
-    """The plural of a noun or an attribute: ``capacity`` -> ``capacities``."""
+    """Return the plural of a noun or an attribute: ``capacity`` -> ``capacities``."""
     return word[:-1] + "ies" if word.endswith("ty") else word + "s"
 
 
@@ -119,25 +59,33 @@ class Draw:
         self._random = Random(int.from_bytes(digest, "big")).random
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of ``options``."""
+        """Return one of ``options``."""
         return options[int(self._random() * len(options))]
 
     def number(self, low: int, high: int) -> int:
-        """A whole number in [low, high]."""
+        """Return a whole number in [low, high]."""
         return low + int(self._random() * (high - low + 1))
 
     def chance(self, probability: float) -> bool:
-        """True with ``probability``."""
+        """Return True with ``probability``."""
         return self._random() < probability
 
     def several(self, options: Sequence[T], count: int) -> list[T]:
-        """``count`` different ones of ``options``, in random order."""
+        """Return ``count`` different ones of ``options``, in random order."""
         left = list(options)
         return [left.pop(int(self._random() * len(left))) for _ in range(count)]
 
     def numbers(self, count: int = 3, high: int = 9) -> list[int]:
-        """``count`` whole numbers in [1, high]."""
+        """Return ``count`` whole numbers in [1, high]."""
         return [self.number(1, high) for _ in range(count)]
+
+
+class Unfit(Exception):
+    """A template that cannot be used at this place of this module."""
+
+
+Drawn = Callable[[Draw], tuple[str, object]]
+"""Draws the text of a function's arguments, and the value that it returns for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +99,7 @@ class Example:
     """
 
     name: str
-    draw: Callable[[Draw], tuple[str, object]]
+    draw: Drawn
     numbers: bool = False
 
 
@@ -184,11 +132,11 @@ class Scope:
 
     @property
     def title(self) -> str:
-        """The noun as a class name."""
+        """Return the noun as a class name."""
         return self.noun.capitalize()
 
     def snapshot(self) -> dict[str, int]:
-        """What a definition may add to, so that one that is dropped leaves no trace."""
+        """Return the sizes of all that a definition may add to, so that it can be undone."""
         return {name: len(getattr(self, name)) for name in _GROWING}
 
     def restore(self, sizes: dict[str, int]) -> None:
@@ -197,23 +145,35 @@ class Scope:
             del getattr(self, name)[size:]
 
     def attribute(self) -> str:
-        """One of the module's three attributes."""
+        """Return one of the module's three attributes."""
         return self.draw.pick(self.attributes)
 
-    def claim(self, name: str) -> bool:
-        """Take ``name`` for a definition; False when it is taken."""
+    def claim(self, name: str) -> None:
+        """Reserve ``name`` for a definition.
+
+        Raises:
+            Unfit: another definition has it.
+        """
         if name in self.names:
-            return False
+            raise Unfit
         self.names.append(name)
-        return True
+
+    def example(self, name: str, *, numbers: bool = False) -> Callable[[Drawn], None]:
+        """Register a function that draws arguments and the result of the definition ``name``.
+
+        Args:
+            name: of the function that tests and programs of the module may call.
+            numbers: whether one list of whole numbers is all that it must be given.
+        """
+        return lambda draw: self.examples.append(Example(name, draw, numbers))
 
     def need(self, statement: str) -> None:
-        """Import what a definition uses, once."""
+        """Import what a definition uses, unless it is imported already."""
         if statement not in self.imports:
             self.imports.append(statement)
 
     def default(self) -> tuple[str, int]:
-        """Text and value of a default: a constant of the module if there is one, or a literal."""
+        """Return text and value of a default: a constant of the module, or a literal."""
         if self.constants and self.draw.chance(0.7):
             return self.draw.pick(self.constants)
         value = self.draw.number(2, 9)
@@ -221,6 +181,6 @@ class Scope:
 
 
 def function(name: str, parameters: str, returns: str, doc: str, *body: str) -> str:
-    """The text of a function with a one-line docstring (left out when empty)."""
+    """Return the text of a function with a one-line docstring (left out when empty)."""
     lines = [f'"""{doc}"""', *body] if doc else list(body)
     return "\n".join([f"def {name}({parameters}) -> {returns}:", *("    " + x for x in lines)])

@@ -7,7 +7,6 @@ from falcon_lab.data.generated.vocabulary import (
     KINDS,
     PEOPLE,
     Draw,
-    Example,
     Scope,
     function,
     plural,
@@ -17,48 +16,46 @@ ROWS = "list[dict[str, int]]"
 
 
 def quoted(words: list[str]) -> str:
-    """Words as the inside of a tuple display, in double quotes."""
+    """Return words as the inside of a tuple display, in double quotes."""
     return ", ".join(f'"{word}"' for word in words)
 
 
-def constant(scope: Scope) -> str | None:
-    """A number that later definitions may take as their default."""
+def constant(scope: Scope) -> str:
+    """Write a number that later definitions may take as their default."""
     draw, attribute = scope.draw, scope.attribute()
     name = f"{draw.pick(('DEFAULT', 'MAX', 'MIN', 'BASE'))}_{attribute.upper()}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     value = draw.number(2, 9)
     scope.constants.append((name, value))
     return f"{name} = {value}"
 
 
-def kinds(scope: Scope) -> str | None:
-    """A tuple of words and the function that looks into it."""
+def kinds(scope: Scope) -> str:
+    """Write a tuple of words and the function that looks into it."""
     draw, noun = scope.draw, scope.noun
     constant = f"{noun.upper()}_{draw.pick(('KINDS', 'STATES'))}"
-    if not scope.claim(constant):
-        return None
+    scope.claim(constant)
     words = draw.several(KINDS, draw.number(3, 4))
     name = f"is_{noun}_{'kind' if constant.endswith('KINDS') else 'state'}"
     scope.names.append(name)
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         word = inner.pick(words) if inner.chance(0.6) else inner.pick(KINDS)
         return f'"{word}"', word in words
 
-    scope.examples.append(Example(name, example))
     doc = f"Tell whether a {noun} can be of this kind."
     body = function(name, "word: str", "bool", doc, f"return word in {constant}")
     return f"{constant} = ({quoted(words)})\n\n\n{body}"
 
 
-def table(scope: Scope) -> str | None:
-    """A table of numbers and the function that reads it."""
+def table(scope: Scope) -> str:
+    """Write a table of numbers and the function that reads it."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     constant, name = items.upper(), f"{attribute}_of"
-    if not scope.claim(constant) or not scope.claim(name):
-        return None
+    scope.claim(constant)
+    scope.claim(name)
     entries = {word: draw.number(1, 9) for word in draw.several(COLOURS, draw.number(2, 4))}
     missing = draw.number(0, 1)
     colours = list(entries)
@@ -68,24 +65,23 @@ def table(scope: Scope) -> str | None:
         else [f"if colour in {constant}:", f"    return {constant}[colour]", f"return {missing}"]
     )
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         colour = inner.pick(colours)
         return f'"{colour}"', entries[colour]
 
-    scope.examples.append(Example(name, example))
     cells = ", ".join(f'"{word}": {number}' for word, number in entries.items())
     doc = f"Look up the {attribute} of a {scope.noun} by its colour."
     text = function(name, "colour: str", "int", doc, *body)
     return f"{constant} = {{{cells}}}\n\n\n{text}"
 
 
-def sort(scope: Scope) -> str | None:
-    """Rows in the order of a key."""
+def sort(scope: Scope) -> str:
+    """Write a function that sorts rows by a key."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(scope.noun)
     name = f"{draw.pick(('sort', 'order', 'rank'))}_{items}_by_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     down = draw.chance(0.4)
     key = f'key=lambda {scope.noun}: {scope.noun}["{attribute}"]'
     body = (
@@ -101,13 +97,12 @@ def sort(scope: Scope) -> str | None:
     return function(name, f"{items}: {ROWS}", ROWS, doc, *body)
 
 
-def rows_total(scope: Scope) -> str | None:
-    """A reduction over rows."""
+def rows_total(scope: Scope) -> str:
+    """Write a reduction over rows."""
     draw, noun, attribute = scope.draw, scope.noun, scope.attribute()
     items = plural(noun)
     name = f"total_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     body = (
         [f'return sum({noun}["{attribute}"] for {noun} in {items})']
         if draw.chance(0.5)
@@ -119,23 +114,22 @@ def rows_total(scope: Scope) -> str | None:
         ]
     )
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         numbers = inner.numbers(2)
         rows = ", ".join(f'{{"{attribute}": {number}}}' for number in numbers)
         return f"[{rows}]", sum(numbers)
 
-    scope.examples.append(Example(name, example))
     doc = f"Return the total {attribute} of the {items}."
     return function(name, f"{items}: {ROWS}", "int", doc, *body)
 
 
-def index(scope: Scope) -> str | None:
-    """Rows by a key: a dict comprehension, or groups in a loop."""
+def index(scope: Scope) -> str:
+    """Write a function that maps rows by a key: a dict comprehension, or groups in a loop."""
     draw, noun, attribute = scope.draw, scope.noun, scope.attribute()
     items, group = plural(noun), draw.chance(0.5)
     name = f"{'group' if group else 'index'}_{items}_by_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     if group:
         returns, doc = f"dict[int, {ROWS}]", f"Group the {items} that have the same {attribute}."
         body = [
@@ -150,13 +144,12 @@ def index(scope: Scope) -> str | None:
     return function(name, f"{items}: {ROWS}", returns, doc, *body)
 
 
-def merge(scope: Scope) -> str | None:
-    """Two tables made one."""
+def merge(scope: Scope) -> str:
+    """Write a function that merges two tables."""
     draw = scope.draw
     items = plural(scope.attribute())
     name = f"{draw.pick(('merge', 'join'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     left, right = draw.pick((("first", "second"), ("left", "right"), ("old", "new")))
     add = draw.chance(0.5)
     value = f"result.get(key, 0) + {right}[key]" if add else f"{right}[key]"
@@ -171,13 +164,12 @@ def merge(scope: Scope) -> str | None:
     return function(name, parameters, "dict[str, int]", doc, *body)
 
 
-def tally(scope: Scope) -> str | None:
-    """Counted words: ``Counter`` or a loop."""
+def tally(scope: Scope) -> str:
+    """Write a function that counts words: ``Counter`` or a loop."""
     draw, noun = scope.draw, scope.noun
     items = plural(noun)
     name = f"{draw.pick(('tally', 'count'))}_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     if draw.chance(0.5):
         scope.need("from collections import Counter")
         body = [f"return dict(Counter({items}))"]
@@ -189,71 +181,68 @@ def tally(scope: Scope) -> str | None:
             "return counts",
         ]
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         first, second = inner.several(COLOURS, 2)
         return f"[{quoted([first, second, first])}]", {first: 2, second: 1}
 
-    scope.examples.append(Example(name, example))
     doc = f"Count how often each {noun} occurs."
     return function(name, f"{items}: list[str]", "dict[str, int]", doc, *body)
 
 
-def pair(scope: Scope) -> str | None:
-    """Two lists side by side."""
+def pair(scope: Scope) -> str:
+    """Write a function that pairs two lists."""
     draw, attribute = scope.draw, scope.attribute()
     items = plural(attribute)
     name = f"{draw.pick(('pair', 'match'))}_names_with_{items}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     body = (
         [f"return dict(zip(names, {items}))"]
         if draw.chance(0.4)
         else [f"return {{name: {attribute} for name, {attribute} in zip(names, {items})}}"]
     )
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         people, numbers = inner.several(PEOPLE, 2), inner.numbers(2)
         return f"[{quoted(people)}], {numbers}", dict(zip(people, numbers, strict=True))
 
-    scope.examples.append(Example(name, example))
     parameters = f"names: list[str], {items}: list[int]"
     doc = f"Map each name to its {attribute}."
     return function(name, parameters, "dict[str, int]", doc, *body)
 
 
-def describe(scope: Scope) -> str | None:
-    """A formatted line."""
+def describe(scope: Scope) -> str:
+    """Write a function that formats a line."""
     draw, attribute = scope.draw, scope.attribute()
     name = f"{draw.pick(('show', 'format', 'describe'))}_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     mark = draw.pick((": ", " = ", " has "))
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         person, number = inner.pick(PEOPLE), inner.number(1, 9)
         return f'"{person}", {number}', f"{person}{mark}{number}"
 
-    scope.examples.append(Example(name, example))
     doc = f"Return a line about the {attribute} of a {scope.noun}."
     body = f'return f"{{name}}{mark}{{{attribute}}}"'
     return function(name, f"name: str, {attribute}: int", "str", doc, body)
 
 
-def parse(scope: Scope) -> str | None:
-    """Text made a number, with a default for what is none."""
+def parse(scope: Scope) -> str:
+    """Write a function that parses a number, with a default for other text."""
     draw, attribute = scope.draw, scope.attribute()
     name = f"{draw.pick(('parse', 'read'))}_{attribute}"
-    if not scope.claim(name):
-        return None
+    scope.claim(name)
     bound, value = scope.default()
     body = ["try:", "    return int(text)", "except ValueError:", "    return default"]
 
-    def example(inner: Draw) -> tuple[str, object]:
+    @scope.example(name)
+    def _(inner: Draw) -> tuple[str, object]:
         number = inner.number(1, 9)
         wrong = inner.chance(0.4)
         return ('"' + inner.pick(COLOURS) + '"', value) if wrong else (f'"{number}"', number)
 
-    scope.examples.append(Example(name, example))
     doc = f"Read the {attribute} of a {scope.noun} from text."
     return function(name, f"text: str, default: int = {bound}", "int", doc, *body)
 
