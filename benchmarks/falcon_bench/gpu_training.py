@@ -126,7 +126,7 @@ def make_target(plan: Plan, folder: Path, announce: Announce) -> None:
     recipe = recipe_of(plan, folder)
     tokenizer = trained_tokenizer(recipe, place)
     data = data_of(recipe, tokenizer)
-    announce(f"target: {len(data.train_rows)} sequences of {plan.length} tokens")
+    announce(f"target: {len(data.train_sequences)} sequences of {plan.length} tokens")
     steps = plan.steps or steps_within(
         plan, lambda: Pretraining(build_model(recipe.model, tokenizer, seed=0), recipe), data, place
     )
@@ -261,7 +261,7 @@ def train_plan(plan: Plan, folder: Path, announce: Announce) -> None:
     first = drafter_experiment(plan, folder, CALIBRATION)
     target = ensure_target(first.target, announce)
     data = FalconDataModule.for_target(first.data, target)
-    announce(f"drafter: {len(data.train_rows)} sequences of {plan.length} tokens")
+    announce(f"drafter: {len(data.train_sequences)} sequences of {plan.length} tokens")
     steps = plan.steps or steps_within(plan, lambda: distillation(first, target), data, folder)
     announce(f"drafter: {steps} steps")
     watch = Stopwatch()

@@ -55,7 +55,7 @@ def target(current: Run, *, wanted: bool) -> None:
 
 def data(current: Run, *, wanted: bool) -> None:
     """Read and pack the training data; left out when only an evaluation is wanted."""
-    from falcon_lab.data.stage import prepare_data
+    from falcon_lab.data.datamodule import prepare_data
 
     experiment = current.experiment
     if (wanted or "distil" in experiment.stages) and not current.training_done:

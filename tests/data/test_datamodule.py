@@ -1,3 +1,7 @@
+"""The data stage and its datamodule."""
+
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -7,12 +11,15 @@ import lightning as L
 import pytest
 import torch
 
+from fakes.drafters import RandomDrafter
 from falcon_lab.config.schema import DataConfig
-from falcon_lab.data.datamodule import FalconDataModule
+from falcon_lab.data.datamodule import FalconDataModule, prepare_data
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.packing import Batch
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components
 from tiny_models import tiny_target
 
 
@@ -122,7 +129,7 @@ def test_a_training_that_max_steps_ended_goes_on_when_there_are_more(tmp_path: P
 @pytest.mark.parametrize("step", [3, 0])
 def test_epochs_may_govern_in_place_of_steps(tmp_path: Path, step: int) -> None:
     whole, trainer = fit(-1, max_epochs=2)
-    epoch = -(-len(datamodule().train_rows) // 4)
+    epoch = -(-len(datamodule().train_sequences) // 4)
     assert [index for _, index, _ in whole.seen] == list(range(2 * epoch))
     assert trainer.current_epoch == 2
     path = tmp_path / "x.ckpt"
@@ -134,12 +141,12 @@ def test_epochs_may_govern_in_place_of_steps(tmp_path: Path, step: int) -> None:
 
 def test_rows_hold_the_documents_of_their_split() -> None:
     data = datamodule()
-    text = tokenizer().decode(data.train_rows.tokens.flatten().tolist())
+    text = tokenizer().decode(data.train_sequences.tokens.flatten().tolist())
     for module in generate_modules("train", 12):
         assert module[:60] in text
-    assert len(data.validation_rows) == 4
-    assert data.train_rows.length == 64
-    shown = tokenizer().decode(data.validation_rows.tokens[0].tolist())
+    assert len(data.validation_sequences) == 4
+    assert data.train_sequences.length == 64
+    shown = tokenizer().decode(data.validation_sequences.tokens[0].tolist())
     assert shown[:40] in "".join(generate_modules("validation", 64))
 
 
@@ -211,7 +218,7 @@ def test_validation_takes_the_beginnings_of_many_documents(tmp_path: Path) -> No
         (tmp_path / f"{number}.txt").write_text(f"{number} " * 400, "utf-8")
     tokenizer = train_tokenizer(["0 1 2 3 4 5 6 7 8 9 "], 270)
     config = DataConfig(corpus=str(tmp_path), length=16, batch_size=1, validation=6)
-    rows = FalconDataModule(config, tokenizer).validation_rows
+    rows = FalconDataModule(config, tokenizer).validation_sequences
     assert len(rows) == 6
     beginnings = {
         tuple(row[:4].tolist())
@@ -219,3 +226,25 @@ def test_validation_takes_the_beginnings_of_many_documents(tmp_path: Path) -> No
         if at[0] == 0
     }
     assert len(beginnings) >= 3, "a validation of one file says nothing of the others"
+
+
+# --- stage -----------------------------------------------------------------------------
+
+
+def test_a_store_that_is_of_no_use_to_the_drafter_is_refused_before_it_is_filled(
+    tmp_path: Any,
+) -> None:
+    def build(config: Any, context: Any) -> RandomDrafter:
+        drafter = RandomDrafter(64, 1)
+        drafter.taps = (1,)
+        return drafter
+
+    with pytest.raises(FalconLabError, match=r"data\.feature_store=null"):
+        prepare_data(
+            DataConfig(corpus="gone", feature_store=str(tmp_path / "store")),
+            tiny_target(),
+            drafter={"name": "mine"},
+            components=Components([Component("drafter", "mine", build, None, "mine", "1")]),
+            announce=lambda line: None,
+        )
+    assert not (tmp_path / "store").exists()

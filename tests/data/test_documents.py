@@ -1,9 +1,23 @@
+"""Files of chats and texts, and chat templates."""
+
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from falcon_lab.data.documents import read_jsonl, read_samples
+from falcon_lab.data.documents import (
+    PLAIN,
+    Document,
+    Rendered,
+    load_template,
+    read_documents,
+    read_jsonl,
+    render,
+)
+from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.errors import FalconLabError
 
 WANTED = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
@@ -27,7 +41,9 @@ def write(folder: Path, *lines: str) -> Path:
 def test_every_layout_of_a_chat_becomes_roles_and_contents(
     tmp_path: Path, sample: dict[str, object]
 ) -> None:
-    assert list(read_samples(write(tmp_path, json.dumps(sample)))) == [(1, "1", WANTED)]
+    file = write(tmp_path, json.dumps(sample))
+    wanted = Document("a:1", None, WANTED, f"{file}:1")
+    assert list(read_documents(file, "a")) == [wanted]
 
 
 def test_system_messages_ids_texts_and_blank_lines_are_understood(tmp_path: Path) -> None:
@@ -35,21 +51,25 @@ def test_system_messages_ids_texts_and_blank_lines_are_understood(tmp_path: Path
     file = write(
         tmp_path, "\ufeff" + json.dumps({"id": "a", **system}), "", '{"text": "plain"}', ""
     )
-    assert list(read_samples(file)) == [
-        (1, "a", [{"role": "system", "content": "be"}, {"role": "assistant", "content": "ok"}]),
-        (3, "3", "plain"),
+    chat = [{"role": "system", "content": "be"}, {"role": "assistant", "content": "ok"}]
+    assert list(read_documents(file, "chats")) == [
+        Document("chats:a", None, chat, f"{file}:1"),
+        Document("chats:3", "plain", None, f"{file}:3"),
     ]
 
 
 def test_what_a_message_says_beside_its_text_is_kept(tmp_path: Path) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
-    [(_, _, messages)] = read_samples(write(tmp_path, json.dumps({"messages": [call]})))
-    assert messages == [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]
+    [document] = read_documents(write(tmp_path, json.dumps({"messages": [call]})), "a")
+    assert document.messages == [
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    ]
 
 
 def test_samples_with_one_id_are_both_kept_and_told_apart(tmp_path: Path) -> None:
     line = json.dumps({"id": "x", "messages": WANTED})
-    assert [key for _, key, _ in read_samples(write(tmp_path, line, line))] == ["x", "x@2"]
+    found = read_documents(write(tmp_path, line, line), "a")
+    assert [document.id for document in found] == ["a:x", "a:x@2"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +94,7 @@ def test_a_bad_line_is_named_with_file_line_and_fault(
     file = write(tmp_path, json.dumps({"messages": WANTED}), line)
     before = file.read_bytes()
     with pytest.raises(FalconLabError, match=rf"chats\.jsonl:2: .*{fault}"):
-        list(read_samples(file))
+        list(read_documents(file, "a"))
     assert file.read_bytes() == before
 
 
@@ -89,4 +109,126 @@ def test_a_line_that_is_not_utf8_and_a_missing_file_are_named(tmp_path: Path) ->
 
 def test_line_separators_inside_a_text_do_not_cut_its_line(tmp_path: Path) -> None:
     file = write(tmp_path, json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False))
-    assert list(read_samples(file)) == [(1, "1", "a\u2028b\x85c")]
+    [document] = read_documents(file, "a")
+    assert document.text == "a\u2028b\x85c"
+
+
+# --- templating ------------------------------------------------------------------------
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+COUNTING = "{{ messages | length }}: {% for m in messages %}{{ m.content }};{% endfor %}"
+
+
+@cache
+def tokenizer() -> Any:
+    return train_tokenizer(generate_modules("train", 20), 300)
+
+
+def chat(*turns: str) -> Document:
+    """Turns of user and assistant in alternation."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    return Document("c", messages=messages, source="chats.jsonl:7")
+
+
+def learnt(rendered: Rendered) -> list[str]:
+    return [rendered.text[start:end] for start, end in rendered.answers]
+
+
+def test_marks_of_the_template_say_what_is_learnt() -> None:
+    rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), PLAIN)
+    # The engine trims the newline behind a block, so the template's last one is not shown.
+    assert rendered.text == (
+        "### User\nhi\n### Assistant\nyo<|endoftext|>### User\nand?\n### Assistant\nno<|endoftext|>"
+    )
+    assert learnt(rendered) == ["yo<|endoftext|>", "no<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if m.role == 'assistant' %}\n"
+        "  {%- generation -%}  \n {{ m.content }}!  {%- endgeneration -%}\n {% else %}"
+        "{{ m.content }}?{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m.role == 'assistant' %}\n"
+        "  {% generation %}\n{{ m.content }}!\n  {% endgeneration %}\n"
+        "{% else %}{{ m.content }}?{% endif %}\n{% endfor %}",
+    ],
+)
+def test_marks_agree_with_what_transformers_reads_from_them(template: str) -> None:
+    document = chat("hi", "yo there", "and", "no thing")
+    own = render(document, tokenizer(), template)
+    theirs = tokenizer().apply_chat_template(
+        document.messages,
+        chat_template=template,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    encoded = tokenizer()(own.text, return_offsets_mapping=True, add_special_tokens=False)
+    mask = [
+        int(any(first <= start < last for first, last in own.answers))
+        for start, _ in encoded["offset_mapping"]
+    ]
+    assert encoded["input_ids"] == theirs["input_ids"]
+    assert mask == theirs["assistant_masks"]
+
+
+def test_without_marks_answers_are_found_between_prompts() -> None:
+    rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), CHATML)
+    assert learnt(rendered) == ["yo<|im_end|>\n", "no<|im_end|>\n"]
+
+
+def test_an_answer_that_looks_different_while_it_is_the_last_is_found_too() -> None:
+    rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), THINKING)
+    assert learnt(rendered) == ["yo<|im_end|>\n", "<think></think>\nno<|im_end|>\n"]
+
+
+def test_what_an_assistant_says_first_of_all_is_context() -> None:
+    messages = [
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+    ]
+    rendered = render(Document("c", messages=messages), tokenizer(), CHATML)
+    assert learnt(rendered) == ["yo<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        (COUNTING, "mark the answers in it"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses it .*roles must alternate"),
+        ("{% for m in messages %}{{ m.content", "refuses it"),
+    ],
+)
+def test_a_template_that_does_not_serve_is_an_error_with_the_samples_id(
+    template: str, fault: str
+) -> None:
+    with pytest.raises(FalconLabError, match=rf"sample c \(chats\.jsonl:7\): .*{fault}"):
+        render(chat("hi", "yo", "and?", "no"), tokenizer(), template)
+
+
+def test_a_tokenizer_without_a_template_asks_for_one() -> None:
+    with pytest.raises(FalconLabError, match=r"set data\.chat_template=plain"):
+        render(chat("hi", "yo"), tokenizer())
+
+
+def test_templates_have_names(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(CHATML)
+    assert load_template(None) is None
+    assert load_template("plain") == PLAIN
+    assert load_template(str(file)) == CHATML
+    with pytest.raises(FalconLabError, match=r"data\.chat_template: cannot read 'gone'"):
+        load_template("gone")

@@ -1,12 +1,21 @@
+"""Documents as tokens, and the tokenizer that is trained from scratch."""
+
 from functools import cache
 from typing import Any
 
 import pytest
 
 from falcon_lab.data.documents import PLAIN, Document
-from falcon_lab.data.encoding import TOGETHER, Encoded, chunks, encode, encode_all, train_tokenizer
+from falcon_lab.data.encoding import (
+    TOGETHER,
+    Encoded,
+    chunks,
+    encode,
+    encode_all,
+    spans,
+    train_tokenizer,
+)
 from falcon_lab.data.generated.corpus import generate_modules
-from falcon_lab.data.view import spans
 from falcon_lab.errors import FalconLabError
 
 CHAT = Document(
@@ -97,3 +106,51 @@ def test_chunks_keep_the_mask_and_drop_what_teaches_nothing() -> None:
         Encoded([3, 4, 5], [True, False, True]),
         Encoded([6], [True]),
     ]
+
+
+# --- tokenizer -------------------------------------------------------------------------
+
+
+TEXTS = list(generate_modules("train", 60))
+
+
+def test_any_text_round_trips_and_generated_text_is_compressed() -> None:
+    tokenizer = train_tokenizer(TEXTS, 400)
+    assert len(tokenizer) == 400
+    for text in (TEXTS[0], "\tx = 'ü'\r\n    # 漢字 🙂\x00", "  two  spaces  "):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer(TEXTS[0])["input_ids"]) < len(TEXTS[0]) / 2
+
+
+def test_token_zero_ends_and_pads_and_is_never_written_by_text() -> None:
+    tokenizer = train_tokenizer(TEXTS, 300)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", 0)
+    assert tokenizer.pad_token_id == 0
+    assert 0 not in tokenizer(TEXTS[0])["input_ids"]
+
+
+def test_training_twice_gives_the_same_tokenizer() -> None:
+    first, second = (train_tokenizer(TEXTS, 350) for _ in range(2))
+    assert first.get_vocab() == second.get_vocab()
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused() -> None:
+    with pytest.raises(FalconLabError, match="at least 257"):
+        train_tokenizer(TEXTS, 256)
+
+
+# --- view ------------------------------------------------------------------------------
+
+
+def test_a_sample_is_shown_whole_with_its_special_tokens() -> None:
+    tokenizer = train_tokenizer(generate_modules("train", 20), 300)
+    text = next(generate_modules("train", 1))
+    assert spans(Document("a", text=text), tokenizer) == [(text + "<|endoftext|>", True)]
+
+
+def test_what_is_learnt_of_a_chat_stands_apart() -> None:
+    tokenizer = train_tokenizer(generate_modules("train", 20), 300)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    shown = spans(Document("a", messages=turns), tokenizer, PLAIN)
+    assert shown[:2] == [("### User\nhi\n### Assistant\n", False), ("yo<|endoftext|>", True)]
+    assert "".join(text for text, _ in shown).startswith("### User\nhi\n### Assistant\nyo")

@@ -10,7 +10,7 @@ from torch import Tensor
 from falcon_lab.data import feature_store
 from falcon_lab.data.encoding import Encoded
 from falcon_lab.data.feature_store import FeatureStore, build_store, plan_store, size
-from falcon_lab.data.packing import PackedRows, pack
+from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.errors import FalconLabError
 
 ROWS = pack([Encoded([n + 1] * 4, [True] * 4) for n in range(7)], 4)
@@ -37,7 +37,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_store, "SHARD_BYTES", 3 * 4 * 3 * 4)  # three rows in float32
 
 
-def build(folder: Path, target: Echo, rows: PackedRows = ROWS) -> FeatureStore:
+def build(folder: Path, target: Echo, rows: PackedSequences = ROWS) -> FeatureStore:
     return build_store(plan_store(folder, rows, target), rows, target, batch_size=2)
 
 
@@ -58,7 +58,7 @@ def test_the_size_is_known_and_told_before_anything_is_written(tmp_path: Path) -
     plan = plan_store(folder, ROWS, Echo())
     assert not folder.exists()
     assert plan.bytes == plan.missing_bytes == 7 * 4 * 3 * 4
-    assert "336 B (7 rows x 4 tokens x 3 features in float32), 336 B to write" in plan.sentence
+    assert "336 B (7 sequences x 4 tokens x 3 features in float32), 336 B to write" in plan.sentence
     build(folder, Echo())
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert plan.bytes <= written < plan.bytes + 3 * 200

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.packing import PADDING, PackedRows, pack
+from falcon_lab.data.packing import PADDING, PackedSequences, pack
 
 
 def text(*tokens: int) -> Encoded:
     return Encoded(list(tokens), [True] * len(tokens))
 
 
-def documents_of(rows: PackedRows) -> list[tuple[list[int], list[bool]]]:
+def documents_of(rows: PackedSequences) -> list[tuple[list[int], list[bool]]]:
     found = []
     for number in range(len(rows)):
         for document in range(int(rows.documents[number].max()) + 1):
@@ -79,7 +79,7 @@ def test_fingerprints_see_every_field_and_packing_repeats() -> None:
     documents = [text(1, 2, 3), text(4, 5)]
     first, again = pack(documents, 6), pack(documents, 6)
     assert first.fingerprint() == again.fingerprint()
-    for name in PackedRows.__slots__:
+    for name in PackedSequences.__slots__:
         changed = pack(documents, 6)
         field = getattr(changed, name)
         field[0, 0] = ~field[0, 0] if field.dtype == torch.bool else field[0, 0] + 1

@@ -74,7 +74,7 @@ def test_the_seed_decides_what_is_rewritten() -> None:
 def test_texts_are_kept_and_read_again_by_the_same_author_alone(tmp_path: Path) -> None:
     def made(write: Writer, author: str = "a", **settings: float) -> list[Encoded]:
         options = {"share": 0.5, "length": 20, "seed": 0, **settings}
-        return regenerate(iter(_texts()), write, **options, kept_in=tmp_path, author=author)  # type: ignore[arg-type]
+        return regenerate(iter(_texts()), write, **options, cache=tmp_path, author=author)  # type: ignore[arg-type]
 
     first, second = Writer(), Writer()
     texts = made(first)
@@ -89,7 +89,7 @@ def test_texts_are_kept_and_read_again_by_the_same_author_alone(tmp_path: Path) 
 
 def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:
     def made(write: Writer) -> list[Encoded]:
-        return regenerate(iter(_texts()), write, share=0.5, length=20, seed=0, kept_in=tmp_path)
+        return regenerate(iter(_texts()), write, share=0.5, length=20, seed=0, cache=tmp_path)
 
     texts = made(Writer())
     (path,) = tmp_path.iterdir()
@@ -103,4 +103,4 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     folder = tmp_path / "file" / "texts"
     with pytest.raises(FalconLabError, match=r"texts cannot be kept .*FALCON_LAB_CACHE"):
-        regenerate(iter(_texts()), Writer(), share=1.0, length=20, seed=0, kept_in=folder)
+        regenerate(iter(_texts()), Writer(), share=1.0, length=20, seed=0, cache=folder)

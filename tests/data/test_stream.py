@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.packing import PADDING, Batch, PackedRows, pack
+from falcon_lab.data.packing import PADDING, Batch, PackedSequences, pack
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.errors import FalconLabError
 
 
-def rows(count: int, length: int = 4) -> PackedRows:
+def rows(count: int, length: int = 4) -> PackedSequences:
     """Row n holds nothing but token n + 1."""
     return pack([Encoded([n + 1] * length, [True] * length) for n in range(count)], length)
 

@@ -116,7 +116,7 @@ def view_data(words: Sequence[str], samples: int, no_color: bool) -> None:
         experiment = load_experiment(None, [f"data.corpus={what}", *overrides])
 
     from falcon_lab.data.corpora import corpus
-    from falcon_lab.data.view import spans
+    from falcon_lab.data.encoding import spans
     from falcon_lab.pretraining.target import ensure_target
 
     config, color = experiment.data, wants_color(no_color)

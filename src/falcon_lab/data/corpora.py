@@ -1,6 +1,4 @@
-"""Finds and reads files of text and code.
-
-Corpora by one word: generated modules, the standard library, files of text, files of chats.
+"""Corpora by name: generated modules, the standard library, files of text, files of chats.
 
 Every corpus has three disjoint splits. Which one a document is in depends on its identity alone,
 never on the order in which files are found.
@@ -16,7 +14,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from falcon_lab.data.documents import Document, read_samples
+from falcon_lab.data.documents import Document, read_documents
 from falcon_lab.data.generated.corpus import SPLITS, generate_modules
 from falcon_lab.errors import FalconLabError
 
@@ -31,7 +29,7 @@ LEFT_OUT = frozenset(
 
 
 def read_text(file: Path) -> str | None:
-    """The text of a file; None when it is unreadable, not UTF-8, or blank."""
+    """Return the text of a file, or None when it is unreadable, not UTF-8, or blank."""
     try:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
@@ -41,7 +39,7 @@ def read_text(file: Path) -> str | None:
 
 @cache
 def standard_library() -> tuple[tuple[str, Path], ...]:
-    """``(relative path, file)`` of the readable sources of this Python's library, sorted.
+    """Return ``(relative path, file)`` of the readable sources of this Python's library, sorted.
 
     Raises:
         FalconLabError: this Python comes without its sources.
@@ -58,7 +56,7 @@ def standard_library() -> tuple[tuple[str, Path], ...]:
 
 
 def text_files(root: Path) -> Iterator[tuple[str, Path]]:
-    """``(relative path, file)`` of the text files below a folder, hidden ones left out, sorted."""
+    """Yield ``(relative path, file)`` of the visible text files below a folder, sorted."""
     for file in sorted(root.rglob("*")):
         parts = file.relative_to(root).parts
         hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
@@ -72,7 +70,7 @@ _ENDLESS = 2**32
 
 
 def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) -> Iterator[Document]:
-    """The documents of one split, in an order that depends on ``seed`` alone.
+    """Return the documents of one split, in an order that depends on ``seed`` alone.
 
     Args:
         name: ``generated``, ``stdlib``, a folder or file of text, or a JSONL of chats or texts.
@@ -101,7 +99,7 @@ def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) ->
 
 
 def corpus_fingerprint(name: str) -> str:
-    """Sixteen hex digits that change when the documents of a corpus do.
+    """Return sixteen hex digits that change when the documents of a corpus do.
 
     Raises:
         FalconLabError: no such path.
@@ -120,7 +118,7 @@ def corpus_fingerprint(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """A hash that is the same everywhere."""
+    """Return a hash that is the same on every platform."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -129,7 +127,7 @@ def _shuffled(seed: int) -> Callable[[Document], str]:
 
 
 def _by_threshold(files: Iterable[tuple[str, Path]], split: str) -> list[tuple[str, Path]]:
-    """About 90, 5 and 5 percent of the files, by a hash of the relative path."""
+    """Choose about 90, 5 and 5 percent of the files, by a hash of the relative path."""
 
     def split_of(path: str) -> str:
         share = int(digest(path)[:8], 16) / 2**32
@@ -139,7 +137,7 @@ def _by_threshold(files: Iterable[tuple[str, Path]], split: str) -> list[tuple[s
 
 
 def _by_rank(documents: list[Document], split: str, name: str) -> list[Document]:
-    """5 percent each, but at least one, for validation and held-out, by a hash of the identity."""
+    """Choose 5 percent, at least one, each for validation and held-out, by a hash of the id."""
     if len(documents) < len(SPLITS):
         raise FalconLabError(
             f"{name}: {len(documents)} document(s) found; at least 3 are needed, one each for "
@@ -165,7 +163,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Document]:
-    """All documents of a file or folder."""
+    """Read all documents of a file or folder."""
     files = _files(path)
     found = [document for file in files for document in _documents(file, path)]
     if not found:
@@ -177,10 +175,7 @@ def _read(path: Path) -> list[Document]:
 def _documents(file: Path, root: Path) -> Iterator[Document]:
     name = file.relative_to(root).as_posix() if root.is_dir() else file.name
     if file.suffix == ".jsonl":
-        for line, key, sample in read_samples(file):
-            messages = None if isinstance(sample, str) else sample
-            text = sample if isinstance(sample, str) else None
-            yield Document(f"{name}:{key}", text, messages, f"{file}:{line}")
+        yield from read_documents(file, name)
         return
     text = read_text(file)
     if text is None and not root.is_dir():
@@ -194,7 +189,7 @@ def _file(path: str, file: Path, prefix: str) -> Document:
 
 
 def sections(text: str) -> Iterator[tuple[int, str]]:
-    """``(first line, text)`` of the parts of a long text, cut where a line is empty."""
+    """Yield ``(first line, text)`` of the parts of a long text, cut where a line is empty."""
     start, size = 1, 0
     lines: list[str] = []
     for number, line in enumerate(text.splitlines(keepends=True), start=1):

@@ -1,11 +1,11 @@
-"""From the ``data`` section of an experiment to batches.
+"""The data stage: from the ``data`` section of an experiment to packed batches.
 
-Shapes: N rows, T tokens of a row.
+Shapes: N sequences, T tokens of a sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,50 @@ from falcon_lab.data.corpora import corpus
 from falcon_lab.data.documents import Document, load_template
 from falcon_lab.data.encoding import Encoded, encode_all
 from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
-from falcon_lab.data.packing import PackedRows, pack
+from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.data.regeneration import Write, regenerate
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cache_folder
+from falcon_lab.interfaces import BuildContext, ComponentBuilder
+from falcon_lab.model.target import NOT_STORED, Target
+
+
+def prepare_data(
+    config: DataConfig,
+    target: Target,
+    *,
+    drafter: Mapping[str, Any],
+    components: ComponentBuilder,
+    announce: Callable[[str], None],
+) -> FalconDataModule:
+    """Read and pack the corpus; fill the feature store that the configuration may name.
+
+    Args:
+        config: the ``data`` section.
+        target: the frozen teacher.
+        drafter: the YAML node of the drafter that is to be trained on it.
+        components: builds that drafter.
+        announce: takes one line for the user.
+
+    Raises:
+        FalconLabError: the corpus cannot be read, or a feature store is named and the drafter
+            reads hidden states of layers, which no store keeps.
+    """
+    data = FalconDataModule.for_target(config, target)
+    if config.feature_store is not None:
+        built = components.build("drafter", drafter, BuildContext(host=target))
+        if built.taps:
+            raise FalconLabError(NOT_STORED)
+    sequences = data.train_sequences
+    tokens = round(len(sequences) * sequences.length * sequences.filled)
+    announce(
+        f"{config.corpus}: {tokens:,} training tokens, packed into "
+        f"{len(sequences):,} sequences of {sequences.length} ({sequences.filled:.0%} filled)"
+    )
+    data.build_features(target, announce)
+    return data
 
 
 class FalconDataModule(LightningDataModule):
@@ -60,13 +98,13 @@ class FalconDataModule(LightningDataModule):
         self._check(config, max_positions)
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocab_size
         self.write, self.author = write, author
-        self._train: PackedRows | None = None
-        self._validation: PackedRows | None = None
+        self._train: PackedSequences | None = None
+        self._validation: PackedSequences | None = None
         self._features: dict[str, FeatureStore] = {}
 
     @classmethod
     def for_target(cls, config: DataConfig, target: Any) -> FalconDataModule:
-        """Batches that a target can read."""
+        """Return the data of a target, which can continue texts for ``data.regenerate``."""
         return cls(
             config,
             target.tokenizer,
@@ -91,15 +129,15 @@ class FalconDataModule(LightningDataModule):
             )
 
     @property
-    def train_rows(self) -> PackedRows:
-        """Rows to train on, ``[N, T]``."""
+    def train_sequences(self) -> PackedSequences:
+        """The training sequences, ``[N, T]``."""
         self.setup()
         assert self._train is not None
         return self._train
 
     @property
-    def validation_rows(self) -> PackedRows:
-        """Rows to validate on, ``[N, T]``."""
+    def validation_sequences(self) -> PackedSequences:
+        """The validation sequences, ``[N, T]``."""
         self.setup()
         assert self._validation is not None
         return self._validation
@@ -111,14 +149,14 @@ class FalconDataModule(LightningDataModule):
         train = self._pack("train", self._documents())
         wanted = self.config.validation
         if wanted:
-            held = _until(self._encoded("validation", None), wanted, self.config.length)
-            self._validation = self._pack("validation", held).take(wanted)
+            encoded = _until(self._encoded("validation", None), wanted, self.config.length)
+            self._validation = self._pack("validation", encoded).take(wanted)
         else:
             self._validation = train.take(0)
         self._train = train
 
     def _documents(self) -> Iterable[Encoded]:
-        """What is trained on."""
+        """Return the training documents, some continued by the target where asked for."""
         config = self.config
         encoded = self._encoded("train", config.documents)
         if not config.regenerate:
@@ -131,7 +169,7 @@ class FalconDataModule(LightningDataModule):
             share=config.regenerate,
             length=config.length,
             seed=config.seed,
-            kept_in=cache_folder() / "texts",
+            cache=cache_folder() / "texts",
             author=self.author,
         )
 
@@ -143,17 +181,17 @@ class FalconDataModule(LightningDataModule):
         bar = tqdm(documents, desc=f"encoding {split}", total=limit, unit="doc", disable=None)
         return encode_all(bar, self.tokenizer, load_template(config.chat_template))
 
-    def _pack(self, split: str, encoded: Iterable[Encoded]) -> PackedRows:
-        rows = pack(encoded, self.config.length)
-        if not len(rows):
+    def _pack(self, split: str, encoded: Iterable[Encoded]) -> PackedSequences:
+        sequences = pack(encoded, self.config.length)
+        if not len(sequences):
             raise FalconLabError(f"data.corpus {self.config.corpus}: no {split} documents in it")
-        highest = int(rows.tokens.max())
+        highest = int(sequences.tokens.max())
         if self.vocab_size is not None and highest >= self.vocab_size:
             raise FalconLabError(
                 f"the tokenizer writes token {highest}, but the target's vocabulary has "
                 f"{self.vocab_size} entries; they do not belong together"
             )
-        return rows
+        return sequences
 
     def build_features(
         self, target: Teacher, announce: Callable[[str], None] | None = None
@@ -167,33 +205,36 @@ class FalconDataModule(LightningDataModule):
         """
         if self.config.feature_store is None:
             return
-        for split, rows in (("train", self.train_rows), ("validation", self.validation_rows)):
-            if len(rows):
-                plan = plan_store(Path(self.config.feature_store) / split, rows, target)
+        for split, sequences in (
+            ("train", self.train_sequences),
+            ("validation", self.validation_sequences),
+        ):
+            if len(sequences):
+                plan = plan_store(Path(self.config.feature_store) / split, sequences, target)
                 if announce is not None:
                     announce(plan.sentence)
                 self._features[split] = build_store(
-                    plan, rows, target, batch_size=self.config.batch_size
+                    plan, sequences, target, batch_size=self.config.batch_size
                 )
 
     def batches(self) -> Batches:
-        """All training batches, by number."""
+        """Return all training batches, by number."""
         config = self.config
         features = self._features.get("train")
-        return Batches(self.train_rows, config.batch_size, config.seed, features)
+        return Batches(self.train_sequences, config.batch_size, config.seed, features)
 
     def train_dataloader(self) -> BatchStream:
-        """This process's share of the training batches."""
+        """Return this process's share of the training batches."""
         share = self._share()
         return BatchStream(self.batches(), self._length(share), share, self.config.workers)
 
     def val_dataloader(self) -> ValidationBatches | list[Any]:
-        """This process's share of the validation batches."""
-        if not len(self.validation_rows):
+        """Return this process's share of the validation batches."""
+        if not len(self.validation_sequences):
             return []
         features = self._features.get("validation")
         return ValidationBatches(
-            self.validation_rows, self.config.batch_size, self._share(), features
+            self.validation_sequences, self.config.batch_size, self._share(), features
         )
 
     def _share(self) -> Share:
@@ -202,21 +243,21 @@ class FalconDataModule(LightningDataModule):
         return Share(self.trainer.global_rank, self.trainer.world_size)
 
     def _length(self, share: Share) -> int:
-        """Batches of one process in what Lightning takes for an epoch."""
+        """Return the batches of one process in what Lightning takes for an epoch."""
         trainer = self.trainer
         if trainer is not None and trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
             return int(trainer.max_steps * trainer.accumulate_grad_batches)
-        return -(-len(self.train_rows) // (self.config.batch_size * share.world))
+        return -(-len(self.train_sequences) // (self.config.batch_size * share.world))
 
 
-def _until(encoded: Iterator[Encoded], rows: int, length: int) -> Iterator[Encoded]:
-    """The beginnings of documents, until they fill so many rows.
+def _until(encoded: Iterator[Encoded], sequences: int, length: int) -> Iterator[Encoded]:
+    """Yield the beginnings of documents until they fill so many sequences.
 
-    One long file would not stand for its corpus, so each gives two rows at the most.
+    One long file would not stand for its corpus, so each gives two sequences at the most.
     """
     seen, most = 0, 2 * length
     for document in encoded:
         yield Encoded(document.tokens[:most], document.loss_mask[:most])
         seen += min(len(document), most)
-        if seen >= rows * length:
+        if seen >= sequences * length:
             return

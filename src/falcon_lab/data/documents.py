@@ -1,10 +1,4 @@
-"""Chats as text, by a chat template, with the spans that an assistant wrote.
-
-Samples of a JSONL file: chats in the three layouts that are in use, or plain texts.
-
-``{"messages": [{"role", "content"}]}`` (OpenAI), ``{"conversations": [{"role", "content"}]}``,
-``{"conversations": [{"from", "value"}]}`` (ShareGPT) and ``{"text": …}``.
-"""
+"""Documents: plain texts and chats, read from JSONL files, and chats rendered as text."""
 
 from __future__ import annotations
 
@@ -17,6 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.errors import FalconLabError
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+"""Speakers of either layout, and the role that a chat template knows."""
+PLAIN = (
+    "{% for message in messages %}"
+    "### {{ message['role'] | capitalize }}\n"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] }}\n{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}### Assistant\n{% endif %}"
+)
+"""For tokenizers that bring no template of their own."""
+
+_TAG = re.compile(r"\{%(?P<left>[-+]?)\s*(?P<end>end)?generation\s*(?P<right>[-+]?)%\}")
+_START, _END = "\uf8f0", "\uf8f1"
+_EITHER_MARK = re.compile(f"[{_START}{_END}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +59,110 @@ class Document:
     source: str = ""
 
 
-PLAIN = (
-    "{% for message in messages %}"
-    "### {{ message['role'] | capitalize }}\n"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] }}{{ eos_token }}{% endgeneration %}"
-    "{% else %}{{ message['content'] }}\n{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}### Assistant\n{% endif %}"
-)
-"""For tokenizers that bring no template of their own."""
+# --- files of chats or texts ----------------------------------------------------------------------
 
-_TAG = re.compile(r"\{%(?P<left>[-+]?)\s*(?P<end>end)?generation\s*(?P<right>[-+]?)%\}")
-_START, _END = "\uf8f0", "\uf8f1"
-_EITHER_MARK = re.compile(f"[{_START}{_END}]")
+
+def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number, object)`` of every line that is not blank.
+
+    Raises:
+        FalconLabError: a line is no JSON object; names file, line and fault.
+    """
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise FalconLabError(f"{file}: {error.strerror or error}") from error
+    for number, raw in enumerate(lines, start=1):
+        if not raw.strip():
+            continue
+        try:
+            # A byte-order mark may stand before the first line.
+            value = json.loads(raw.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise FalconLabError(f"{file}:{number}: not UTF-8 ({error.reason})") from None
+        except json.JSONDecodeError as error:
+            raise FalconLabError(
+                f"{file}:{number}: not JSON ({error.msg} at column {error.colno})"
+            ) from None
+        if not isinstance(value, dict):
+            raise FalconLabError(f"{file}:{number}: a JSON object is needed, found {kind(value)}")
+        yield number, value
+
+
+def read_documents(file: Path, name: str) -> Iterator[Document]:
+    """Yield the documents of a JSONL file of chats or texts, whose ids begin with ``name``.
+
+    ``{"messages": [{"role", "content"}]}`` (OpenAI), ``{"conversations": [{"role", "content"}]}``,
+    ``{"conversations": [{"from", "value"}]}`` (ShareGPT) and ``{"text": …}`` are read.
+
+    Raises:
+        FalconLabError: a line is none of these; names file, line and fault.
+    """
+    seen: set[str] = set()
+    for number, value in read_jsonl(file):
+        key = str(value.get("id", number))
+        if key in seen:  # collections put together from parts repeat their ids
+            key = f"{key}@{number}"
+        seen.add(key)
+        try:
+            text, messages = _sample(value)
+        except ValueError as error:
+            raise FalconLabError(f"{file}:{number}: {error}") from None
+        yield Document(f"{name}:{key}", text, messages, f"{file}:{number}")
+
+
+def _sample(value: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]] | None]:
+    """Return the text of a sample and None, or None and its messages."""
+    if isinstance(text := value.get("text"), str):
+        return text, None
+    turns = value.get("messages", value.get("conversations"))
+    if turns is None:
+        keys = ", ".join(value) or "none"
+        raise ValueError(f"no messages, conversations or text among its keys ({keys})")
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"a list of messages is needed, found {kind(turns)}")
+    return None, [_message(turn, number) for number, turn in enumerate(turns, start=1)]
+
+
+def _message(turn: Any, number: int) -> dict[str, Any]:
+    """Return a turn of either layout as ``role`` and ``content``, and what else it has."""
+    if not isinstance(turn, dict):
+        raise ValueError(f"message {number} is {kind(turn)}, not an object")
+    speaker, content = ("from", "value") if "from" in turn else ("role", "content")
+    for key in (speaker, content):
+        if key not in turn:
+            raise ValueError(f"message {number} has no {key!r}")
+    role = ROLES.get(turn[speaker]) if isinstance(turn[speaker], str) else None
+    if role is None:
+        known = ", ".join(sorted(ROLES))
+        raise ValueError(f"message {number} is by {turn[speaker]!r}; known are {known}")
+    rest = {k: v for k, v in turn.items() if k not in ("from", "value", "role", "content")}
+    return {"role": role, "content": _content(turn[content], number), **rest}
+
+
+def _content(content: Any, number: int) -> str:
+    """Return the text of a message, which may be a list of text parts."""
+    if content is None:  # a call of a tool has no text
+        return ""
+    if isinstance(content, list):
+        parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
+        if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
+            return "".join(parts)
+        raise ValueError(f"message {number} has parts that are not text")
+    if not isinstance(content, str):
+        raise ValueError(f"message {number} says {kind(content)}, not a text")
+    return content
+
+
+def kind(value: Any) -> str:
+    """Return a JSON value's kind in words."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value"}
+    if isinstance(value, list) and not value:
+        return "an empty list"
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+# --- chat templates -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +171,15 @@ class Rendered:
 
     Attributes:
         text: what the template made of it.
-        learnt: ``(start, end)`` characters of what the assistant wrote, in order.
+        answers: ``(start, end)`` characters of what the assistant wrote, in order.
     """
 
     text: str
-    learnt: list[tuple[int, int]]
+    answers: list[tuple[int, int]]
 
 
 def load_template(name: str | None) -> str | None:
-    """A chat template by name: ``plain``, a file with Jinja, or None for the tokenizer's own.
+    """Return a chat template: ``plain``, a Jinja file's, or None for the tokenizer's own.
 
     Raises:
         FalconLabError: no such file.
@@ -80,11 +193,11 @@ def load_template(name: str | None) -> str | None:
 
 
 def render(document: Document, tokenizer: Any, template: str | None = None) -> Rendered:
-    """A chat through ``template``, or the tokenizer's own.
+    """Render a chat by ``template``, or by the tokenizer's own.
 
     Raises:
         FalconLabError: there is no template, it refuses the chat, or it does not show where the
-            assistant's words begin and end.
+            assistant's answers begin and end.
     """
     chosen = template or getattr(tokenizer, "chat_template", None)
     if not chosen:
@@ -99,9 +212,9 @@ def render(document: Document, tokenizer: Any, template: str | None = None) -> R
 
 
 def _with_marks(template: str) -> str:
-    """The template with characters of private use where a generated span begins and ends.
+    """Return the template with private-use characters around what ``generation`` tags enclose.
 
-    Inside a block of its own each, so that blanks are trimmed around it as they are around the tag.
+    Each stands in a block of its own, so that blanks are trimmed around it as around the tag.
     """
 
     def mark(tag: re.Match[str]) -> str:
@@ -132,7 +245,7 @@ class _Chat:
             raise self._fault(f"the chat template refuses it ({error})") from error
 
     def by_marks(self) -> Rendered:
-        """The template itself says what is generated (``{% generation %}``)."""
+        """Find the answers by the template's own ``{% generation %}`` tags."""
         whole = self.text(self.messages)
         marked = _Chat(self.document, self.tokenizer, _with_marks(self.template))
         parts = _EITHER_MARK.split(marked.text(self.messages))
@@ -142,7 +255,7 @@ class _Chat:
         return Rendered(whole, list(zip(ends[0:-1:2], ends[1::2], strict=True)))
 
     def by_prefixes(self) -> Rendered:
-        """Each answer stands between the prompt for it and the chat that ends with it."""
+        """Find each answer between the prompt for it and the chat that ends with it."""
         whole = self.text(self.messages)
         spans = [
             self._answer(whole, number)
@@ -164,11 +277,11 @@ class _Chat:
         return len(prompt), self._end(whole, len(prompt), through, number)
 
     def _end(self, whole: str, start: int, through: str, number: int) -> int:
-        """The end of an answer that looks different while it is the last (thinking models)."""
-        said = str(self.messages[number]["content"]).strip()
-        closing = through[through.rfind(said) + len(said) :] if said else ""
-        if said and whole.startswith(said + closing, start):
-            return start + len(said + closing)
+        """Find the end of an answer that renders otherwise where it is last (thinking models)."""
+        answer = str(self.messages[number]["content"]).strip()
+        closing = through[through.rfind(answer) + len(answer) :] if answer else ""
+        if answer and whole.startswith(answer + closing, start):
+            return start + len(answer + closing)
         raise self._fault(
             f"the chat template renders message {number + 1} otherwise when the chat goes on; "
             "mark the answers in it with {% generation %}"
@@ -176,115 +289,3 @@ class _Chat:
 
     def _fault(self, what: str) -> FalconLabError:
         return FalconLabError(f"sample {self.document.id} ({self.document.source}): {what}")
-
-
-Messages = list[dict[str, Any]]
-
-ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "developer": "developer",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
-"""Speakers of either layout, and the role that a chat template knows."""
-
-
-def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """``(line number, object)`` of every line that is not blank.
-
-    Raises:
-        FalconLabError: for a line that is no JSON object, naming file, line and fault.
-    """
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise FalconLabError(f"{file}: {error.strerror or error}") from error
-    for number, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            continue
-        try:
-            # A byte-order mark may stand before the first line.
-            value = json.loads(raw.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise FalconLabError(f"{file}:{number}: not UTF-8 ({error.reason})") from None
-        except json.JSONDecodeError as error:
-            raise FalconLabError(
-                f"{file}:{number}: not JSON ({error.msg} at column {error.colno})"
-            ) from None
-        if not isinstance(value, dict):
-            raise FalconLabError(f"{file}:{number}: a JSON object is needed, found {kind(value)}")
-        yield number, value
-
-
-def read_samples(file: Path) -> Iterator[tuple[int, str, str | Messages]]:
-    """``(line number, key, text or messages)`` of every sample; the key is its id or its line.
-
-    Raises:
-        FalconLabError: naming file, line and fault.
-    """
-    seen: set[str] = set()
-    for number, value in read_jsonl(file):
-        key = str(value.get("id", number))
-        if key in seen:  # collections put together from parts repeat their ids
-            key = f"{key}@{number}"
-        seen.add(key)
-        try:
-            yield number, key, _sample(value)
-        except ValueError as error:
-            raise FalconLabError(f"{file}:{number}: {error}") from None
-
-
-def _sample(value: dict[str, Any]) -> str | Messages:
-    if isinstance(text := value.get("text"), str):
-        return text
-    turns = value.get("messages", value.get("conversations"))
-    if turns is None:
-        keys = ", ".join(value) or "none"
-        raise ValueError(f"no messages, conversations or text among its keys ({keys})")
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"a list of messages is needed, found {kind(turns)}")
-    return [_message(turn, number) for number, turn in enumerate(turns, start=1)]
-
-
-def _message(turn: Any, number: int) -> dict[str, Any]:
-    if not isinstance(turn, dict):
-        raise ValueError(f"message {number} is {kind(turn)}, not an object")
-    speaker, said = ("from", "value") if "from" in turn else ("role", "content")
-    for key in (speaker, said):
-        if key not in turn:
-            raise ValueError(f"message {number} has no {key!r}")
-    role = ROLES.get(turn[speaker]) if isinstance(turn[speaker], str) else None
-    if role is None:
-        known = ", ".join(sorted(ROLES))
-        raise ValueError(f"message {number} is by {turn[speaker]!r}; known are {known}")
-    rest = {k: v for k, v in turn.items() if k not in ("from", "value", "role", "content")}
-    return {"role": role, "content": _content(turn[said], number), **rest}
-
-
-def _content(content: Any, number: int) -> str:
-    """Text as it is, or the text parts of a list of parts."""
-    if content is None:  # a call of a tool has no text
-        return ""
-    if isinstance(content, list):
-        parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
-        if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
-            return "".join(parts)
-        raise ValueError(f"message {number} has parts that are not text")
-    if not isinstance(content, str):
-        raise ValueError(f"message {number} says {kind(content)}, not a text")
-    return content
-
-
-def kind(value: Any) -> str:
-    """A JSON value's kind in words."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value"}
-    if isinstance(value, list) and not value:
-        return "an empty list"
-    return "null" if value is None else names.get(type(value), "a number")

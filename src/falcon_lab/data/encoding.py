@@ -1,6 +1,4 @@
-"""A byte-level BPE tokenizer of one's own, for targets that are trained from scratch.
-
-Documents as tokens, each with whether a model should learn to write it.
+"""Documents as tokens with their loss mask, and a byte-level BPE tokenizer trained from scratch.
 
 Shapes: T tokens of a document.
 """
@@ -9,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.data.documents import render
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 """Token 0: ends a document, and pads."""
+TOGETHER = 64
+"""Texts that go to the tokenizer in one call."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -31,7 +31,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     give the same tokenizer.
 
     Args:
-        texts: documents; the tokenizer learns merges from them.
+        texts: documents; merges are learned from them.
         vocabulary: entries at the most, the special token and the 256 bytes among them.
 
     Raises:
@@ -61,17 +61,13 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     )
 
 
-TOGETHER = 64
-"""Texts that go to the tokenizer in one call."""
-
-
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """A document as tokens.
 
     Attributes:
         tokens: T token ids.
-        loss_mask: T truth values: whether a model should learn to write the token.
+        loss_mask: T truth values: whether the token counts in the loss.
     """
 
     tokens: list[int]
@@ -82,10 +78,10 @@ class Encoded:
 
 
 def encode(document: Document, tokenizer: Any, template: str | None = None) -> Encoded:
-    """One document.
+    """Encode one document.
 
-    A text is learnt whole and ends with EOS. Of a chat, what the assistant says is learnt, with
-    the tokens that end its turn.
+    The loss mask has all of a text, which ends with EOS, and of a chat the assistant's answers
+    with the tokens that end its turns.
 
     Args:
         document: a text or a chat.
@@ -93,13 +89,13 @@ def encode(document: Document, tokenizer: Any, template: str | None = None) -> E
         template: chat template (Jinja) in place of the tokenizer's own.
 
     Raises:
-        FalconLabError: the chat cannot be rendered, or nothing in the document is to be learnt;
-            names the document and where it stands.
+        FalconLabError: the chat cannot be rendered, or its loss mask is empty; names the document
+            and its place.
     """
     if document.messages is None:
         return _text(tokenizer(document.text or "", verbose=False)["input_ids"], tokenizer)
     rendered = render(document, tokenizer, template)
-    tokens, mask = _mask(rendered.text, rendered.learnt, tokenizer, document)
+    tokens, mask = _mask(rendered.text, rendered.answers, tokenizer, document)
     if not any(mask):
         raise FalconLabError(
             f"sample {document.id} ({document.source}): nothing in it is to be learnt; the chat "
@@ -111,7 +107,7 @@ def encode(document: Document, tokenizer: Any, template: str | None = None) -> E
 def encode_all(
     documents: Iterable[Document], tokenizer: Any, template: str | None = None
 ) -> Iterator[Encoded]:
-    """Documents in their order; texts go through the tokenizer many at a time."""
+    """Encode documents in their order; texts go through the tokenizer many at a time."""
     rest = iter(documents)
     while group := list(islice(rest, TOGETHER)):
         if any(document.messages is not None for document in group):
@@ -123,14 +119,30 @@ def encode_all(
 
 
 def chunks(encoded: Encoded, length: int) -> Iterator[Encoded]:
-    """The document in pieces of at most ``length`` tokens; pieces with nothing to learn drop out.
+    """Yield the document in pieces of at most ``length`` tokens, unless their loss mask is empty.
 
-    Each piece is a document of its own from here on: what stands before it is out of its sight.
+    Each piece is a document of its own from here on, and does not attend to those before it.
     """
     for start in range(0, len(encoded), length):
         mask = encoded.loss_mask[start : start + length]
         if any(mask):
             yield Encoded(encoded.tokens[start : start + length], mask)
+
+
+def spans(
+    document: Document, tokenizer: Any, template: str | None = None
+) -> list[tuple[str, bool]]:
+    """Return ``(text, in the loss)`` of the stretches of a document, special tokens visible.
+
+    Raises:
+        FalconLabError: as ``encode``.
+    """
+    encoded = encode(document, tokenizer, template)
+    pairs = zip(encoded.tokens, encoded.loss_mask, strict=True)
+    return [
+        (str(tokenizer.decode([token for token, _ in group], skip_special_tokens=False)), counts)
+        for counts, group in groupby(pairs, key=lambda pair: pair[1])
+    ]
 
 
 def _text(tokens: list[int], tokenizer: Any) -> Encoded:
@@ -140,32 +152,32 @@ def _text(tokens: list[int], tokenizer: Any) -> Encoded:
 
 
 def _mask(
-    text: str, learnt: list[tuple[int, int]], tokenizer: Any, document: Document
+    text: str, answers: list[tuple[int, int]], tokenizer: Any, document: Document
 ) -> tuple[list[int], list[bool]]:
-    """Tokens of a rendered chat, and which of them begin inside a learnt span of characters."""
+    """Return the tokens of a rendered chat, and which of them begin inside an answer."""
     # The template wrote the special tokens already.
     options = {"add_special_tokens": False, "verbose": False}
     if not getattr(tokenizer, "is_fast", False):
-        return _mask_by_prefixes(text, learnt, tokenizer, document)
+        return _mask_by_prefixes(text, answers, tokenizer, document)
     encoded = tokenizer(text, return_offsets_mapping=True, **options)
     mask = [
-        any(first <= start and start < last for first, last in learnt)
+        any(first <= start and start < last for first, last in answers)
         for start, _ in encoded["offset_mapping"]
     ]
     return list(encoded["input_ids"]), mask
 
 
 def _mask_by_prefixes(
-    text: str, learnt: list[tuple[int, int]], tokenizer: Any, document: Document
+    text: str, answers: list[tuple[int, int]], tokenizer: Any, document: Document
 ) -> tuple[list[int], list[bool]]:
-    """The same for a tokenizer that does not tell where its tokens stand."""
+    """Do the same with a tokenizer that gives no character offsets."""
 
     def tokens_of(part: str) -> list[int]:
         return list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
 
     tokens = tokens_of(text)
     mask = [False] * len(tokens)
-    for span in learnt:
+    for span in answers:
         before, through = (tokens_of(text[:end]) for end in span)
         if tokens[: len(before)] != before or tokens[: len(through)] != through:
             raise FalconLabError(

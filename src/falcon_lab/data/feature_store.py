@@ -1,10 +1,10 @@
-"""Teacher features on disk, computed once for many trainings on the same rows.
+"""Teacher features on disk, computed once for many trainings on the same sequences.
 
-A folder of safetensors shards and an index that names the target and the rows they belong to.
+A folder of safetensors shards and an index that names the target and the sequences they belong to.
 Shards are written under a temporary name and renamed, so that one with the right name is whole;
 a build that was killed goes on with the first shard that is missing.
 
-Shapes: N rows, B batch, T tokens of a row, H hidden.
+Shapes: N sequences, B batch, T tokens of a sequence, H hidden.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from falcon_lab.data.packing import PackedRows
+from falcon_lab.data.packing import PackedSequences
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import replacing
 
@@ -36,22 +36,22 @@ class Teacher(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the features."""
+        """The type of the features."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where the target is."""
+        """The device of the target."""
         ...
 
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
-        """``[B, T]`` long each -> features ``[B, T, H]``."""
+        """Compute features ``[B, T, H]`` of ``[B, T]`` long each."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIndex:
-    """What a store holds."""
+    """What a store has: fingerprints of target and data, and the shape of its features."""
 
     target: str
     data: str
@@ -63,18 +63,18 @@ class StoreIndex:
 
     @property
     def shards(self) -> int:
-        """Number of shards."""
+        """The number of shards."""
         return -(-self.rows // self.shard_rows)
 
     def shard(self, number: int) -> range:
-        """Rows of one shard."""
+        """Return the numbers of the sequences of one shard."""
         start = number * self.shard_rows
         return range(start, min(start + self.shard_rows, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """What building a store will write.
+    """What is to be written to build a store.
 
     Attributes:
         folder: where.
@@ -92,44 +92,44 @@ class StorePlan:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes still to be written."""
-        rows = sum(len(self.index.shard(number)) for number in self.missing)
-        return self.bytes // max(self.index.rows, 1) * rows
+        """The bytes still to be written."""
+        sequences = sum(len(self.index.shard(number)) for number in self.missing)
+        return self.bytes // max(self.index.rows, 1) * sequences
 
     @property
     def sentence(self) -> str:
-        """The plan for a user's eyes."""
+        """The plan in one line for the user."""
         i = self.index
-        whole = f"{i.rows} rows x {i.length} tokens x {i.hidden} features in {i.dtype}"
+        whole = f"{i.rows} sequences x {i.length} tokens x {i.hidden} features in {i.dtype}"
         left = f"{size(self.missing_bytes)} to write, " if self.missing else "complete, "
         return f"feature store {self.folder}: {size(self.bytes)} ({whole}), {left}" + (
             f"{size(self.free)} free on the disk"
         )
 
 
-def plan_store(folder: Path, rows: PackedRows, target: Teacher) -> StorePlan:
-    """Measure a store before anything is written.
+def plan_store(folder: Path, sequences: PackedSequences, target: Teacher) -> StorePlan:
+    """Compute the size of a store before anything is written.
 
     Raises:
         FalconLabError: the folder holds a store of another target or other data, or the disk has
             no room for what is missing.
     """
     width = torch.empty(0, dtype=target.dtype).element_size()
-    row_bytes = rows.length * target.hidden_size * width
+    sequence_bytes = sequences.length * target.hidden_size * width
     index = StoreIndex(
         target=target.fingerprint,
-        data=rows.fingerprint(),
-        rows=len(rows),
-        length=rows.length,
+        data=sequences.fingerprint(),
+        rows=len(sequences),
+        length=sequences.length,
         hidden=target.hidden_size,
         dtype=str(target.dtype).removeprefix("torch."),
-        shard_rows=max(1, SHARD_BYTES // row_bytes),
+        shard_rows=max(1, SHARD_BYTES // sequence_bytes),
     )
     if (folder / INDEX).exists():
         refuse_mismatch(folder, read_index(folder), index.target, index.data)
         index = read_index(folder)
     missing = tuple(n for n in range(index.shards) if not shard_is_whole(folder, index, n))
-    plan = StorePlan(folder, index, row_bytes * len(rows), missing, free_bytes(folder))
+    plan = StorePlan(folder, index, sequence_bytes * len(sequences), missing, free_bytes(folder))
     if plan.missing_bytes > plan.free:
         raise FalconLabError(
             f"{plan.sentence}: not enough room; free some, or set data.feature_store=null to "
@@ -139,9 +139,9 @@ def plan_store(folder: Path, rows: PackedRows, target: Teacher) -> StorePlan:
 
 
 def build_store(
-    plan: StorePlan, rows: PackedRows, target: Teacher, *, batch_size: int = 8
+    plan: StorePlan, sequences: PackedSequences, target: Teacher, *, batch_size: int = 8
 ) -> FeatureStore:
-    """Write what is missing, with a progress bar.
+    """Write the missing shards, with a progress bar.
 
     Raises:
         FalconLabError: a shard cannot be written; what was there before is still there.
@@ -152,20 +152,20 @@ def build_store(
     if not (plan.folder / INDEX).exists():
         write_index(plan.folder, plan.index)
     total = sum(len(plan.index.shard(number)) for number in plan.missing)
-    with tqdm(total=total, desc="teacher features", unit="row", disable=None) as bar:
+    with tqdm(total=total, desc="teacher features", unit="sequence", disable=None) as bar:
         for number in plan.missing:
             parts = []
             here = plan.index.shard(number)
             for start in range(here.start, here.stop, batch_size):
                 batch = slice(start, min(start + batch_size, here.stop))
-                parts.append(_features(rows, batch, target))
+                parts.append(_features(sequences, batch, target))
                 bar.update(batch.stop - batch.start)
             write_shard(shard_path(plan.folder, number), torch.cat(parts))
-    return FeatureStore.open(plan.folder, target.fingerprint, rows.fingerprint())
+    return FeatureStore.open(plan.folder, target.fingerprint, sequences.fingerprint())
 
 
-def _features(rows: PackedRows, batch: slice, target: Teacher) -> Tensor:
-    packed = (rows.tokens, rows.documents, rows.positions)
+def _features(sequences: PackedSequences, batch: slice, target: Teacher) -> Tensor:
+    packed = (sequences.tokens, sequences.documents, sequences.positions)
     tokens, documents, positions = (part[batch].long().to(target.device) for part in packed)
     return target.teacher(tokens, documents, positions).to(target.dtype).cpu()
 
@@ -184,7 +184,7 @@ class FeatureStore:
 
     @classmethod
     def open(cls, folder: Path, target: str, data: str) -> FeatureStore:
-        """The store in ``folder`` for the given fingerprints of target and rows."""
+        """Open the store in ``folder`` for the given fingerprints of target and sequences."""
         index = read_index(folder)
         refuse_mismatch(folder, index, target, data)
         for number in range(index.shards):
@@ -195,14 +195,14 @@ class FeatureStore:
                 )
         return cls(folder, index)
 
-    def __getitem__(self, rows: Sequence[int]) -> Tensor:
-        """Features ``[B, T, H]`` of the given rows."""
-        return torch.cat([self._row(row) for row in rows])
+    def __getitem__(self, sequences: Sequence[int]) -> Tensor:
+        """Return features ``[B, T, H]`` of the given sequences."""
+        return torch.cat([self._sequence(sequence) for sequence in sequences])
 
-    def _row(self, row: int) -> Tensor:
+    def _sequence(self, sequence: int) -> Tensor:
         from safetensors import safe_open
 
-        shard, offset = divmod(row, self.index.shard_rows)
+        shard, offset = divmod(sequence, self.index.shard_rows)
         if shard not in self._open:
             path = shard_path(self.folder, shard)
             self._open[shard] = safe_open(path, framework="pt").get_slice("features")
@@ -215,7 +215,7 @@ class FeatureStore:
 
 
 def size(count: int) -> str:
-    """Bytes in words."""
+    """Return a number of bytes with its unit."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -225,18 +225,18 @@ def size(count: int) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes on the disk that ``folder`` is or will be on."""
+    """Return the free bytes of the disk that ``folder`` is or will be on."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """File of one shard."""
+    """Return the file of one shard."""
     return folder / f"features-{number:05d}.safetensors"
 
 
 def shard_is_whole(folder: Path, index: StoreIndex, number: int) -> bool:
-    """Whether a shard is there, can be read, and has the shape that the index says."""
+    """Return whether a shard can be read and has the shape that the index gives."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -248,7 +248,7 @@ def shard_is_whole(folder: Path, index: StoreIndex, number: int) -> bool:
 
 
 def write_shard(path: Path, features: Tensor) -> None:
-    """One shard, whole or not at all."""
+    """Write one shard, complete or not at all."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -263,13 +263,13 @@ def write_shard(path: Path, features: Tensor) -> None:
 
 
 def write_index(folder: Path, index: StoreIndex) -> None:
-    """The index, whole or not at all."""
+    """Write the index, complete or not at all."""
     with replacing(folder / INDEX) as temporary:
         temporary.write_text(json.dumps(asdict(index), indent=2) + "\n", "utf-8")
 
 
 def read_index(folder: Path) -> StoreIndex:
-    """The index of a store.
+    """Read the index of a store.
 
     Raises:
         FalconLabError: there is none, or it is damaged.
@@ -284,7 +284,7 @@ def read_index(folder: Path) -> StoreIndex:
 
 
 def refuse_mismatch(folder: Path, index: StoreIndex, target: str, data: str) -> None:
-    """Raise when a store is of another target or of other rows."""
+    """Raise when a store is of another target or of other sequences."""
     for what, theirs, ours in (("target", index.target, target), ("data", index.data, data)):
         if theirs != ours:
             raise FalconLabError(

@@ -1,10 +1,6 @@
-"""One batch of packed documents.
+"""Documents packed into sequences of one length, several to a sequence, and batches of them.
 
-Shapes: B batch, T tokens.
-
-Documents packed into rows of one length, several to a row, without seeing each other.
-
-Shapes: N rows, T tokens of a row.
+Shapes: N sequences, B batch, T tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ class Batch(NamedTuple):
 
     Attributes:
         tokens: ``[B, T]`` long.
-        loss_mask: ``[B, T]`` bool; whether token t is one that a model should learn to write
-            (assistant tokens of a chat, every token of a text; never padding).
+        loss_mask: ``[B, T]`` bool; whether token t counts in the loss (assistant tokens of a chat,
+            every token of a text; never padding).
         documents: ``[B, T]`` long, document of each token; padding is -1.
         positions: ``[B, T]`` long, position in the document, 0-based.
         index: 0-d long, the optimiser-independent number of this batch in the run; seeds whatever
@@ -48,13 +44,13 @@ PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRows:
-    """Rows of packed documents.
+class PackedSequences:
+    """N sequences of packed documents.
 
     Attributes:
         tokens: ``[N, T]`` int32; padding is 0.
         loss_mask: ``[N, T]`` bool, false on padding.
-        documents: ``[N, T]`` int32, number of the document in its row; padding is -1.
+        documents: ``[N, T]`` int32, number of the document in its sequence; padding is -1.
         positions: ``[N, T]`` int32, position in the document; 0 on padding.
     """
 
@@ -73,62 +69,63 @@ class PackedRows:
 
     @property
     def filled(self) -> float:
-        """Share of the tokens that are no padding."""
+        """Return the share of the tokens that are no padding."""
         return float((self.documents != PADDING).double().mean())
 
-    def take(self, count: int) -> PackedRows:
-        """The first ``count`` rows."""
-        return PackedRows(*(getattr(self, name)[:count].clone() for name in self.__slots__))
+    def take(self, count: int) -> PackedSequences:
+        """Return the first ``count`` sequences."""
+        return PackedSequences(*(getattr(self, name)[:count].clone() for name in self.__slots__))
 
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change with any token, mask, document or position."""
+        """Return sixteen hex digits that change with any token, mask, document or position."""
         whole = hashlib.sha256(str(tuple(self.tokens.shape)).encode())
         for name in self.__slots__:
             whole.update(getattr(self, name).contiguous().numpy().tobytes())
         return whole.hexdigest()[:16]
 
 
-def pack(documents: Iterable[Encoded], length: int) -> PackedRows:
-    """Rows of ``length`` tokens.
+def pack(documents: Iterable[Encoded], length: int) -> PackedSequences:
+    """Pack documents into sequences of ``length`` tokens.
 
-    Documents longer than a row are cut into pieces, each a document of its own. The longest
+    Documents longer than a sequence are cut into pieces, each a document of its own. The longest
     pieces come first and each goes where it leaves the least room (best fit decreasing), so that
-    the same documents in the same order always give the same rows.
+    the same documents in the same order always give the same sequences.
     """
     pieces = [piece for document in documents for piece in chunks(document, length)]
     order = sorted(range(len(pieces)), key=lambda number: -len(pieces[number]))
-    return _rows([[pieces[n] for n in row] for row in _best_fit(pieces, order, length)], length)
+    chosen = _best_fit(pieces, order, length)
+    return _filled([[pieces[number] for number in sequence] for sequence in chosen], length)
 
 
 def _best_fit(pieces: Sequence[Encoded], order: Iterable[int], length: int) -> list[list[int]]:
-    """Which pieces stand in which row."""
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (free tokens, row), sorted
+    """Return which pieces are in which sequence."""
+    sequences: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (free tokens, sequence), sorted
     for number in order:
         size = len(pieces[number])
         place = bisect_left(room, (size, -1))
         if place < len(room):
-            free, row = room.pop(place)
+            free, sequence = room.pop(place)
         else:
-            free, row = length, len(rows)
-            rows.append([])
-        rows[row].append(number)
+            free, sequence = length, len(sequences)
+            sequences.append([])
+        sequences[sequence].append(number)
         if free > size:
-            insort(room, (free - size, row))
-    return rows
+            insort(room, (free - size, sequence))
+    return sequences
 
 
-def _rows(rows: Sequence[Sequence[Encoded]], length: int) -> PackedRows:
-    shape = (len(rows), length)
-    packed = PackedRows(
+def _filled(sequences: Sequence[Sequence[Encoded]], length: int) -> PackedSequences:
+    shape = (len(sequences), length)
+    packed = PackedSequences(
         tokens=torch.zeros(shape, dtype=torch.int32),
         loss_mask=torch.zeros(shape, dtype=torch.bool),
         documents=torch.full(shape, PADDING, dtype=torch.int32),
         positions=torch.zeros(shape, dtype=torch.int32),
     )
-    for number, row in enumerate(rows):
+    for number, sequence in enumerate(sequences):
         start = 0
-        for document, piece in enumerate(row):
+        for document, piece in enumerate(sequence):
             here = slice(start, start + len(piece))
             packed.tokens[number, here] = torch.tensor(piece.tokens, dtype=torch.int32)
             packed.loss_mask[number, here] = torch.tensor(piece.loss_mask)

@@ -1,8 +1,8 @@
-"""Documents that the target writes itself.
+"""Training documents that the target continues (``data.regenerate``).
 
-A drafter is used on the target's own text, which is not the corpus: it is more regular, and wrong
-in ways of its own. Continuing beginnings of the corpus gives text of that kind, with features as
-they will be.
+A drafter drafts for the target's own text, which is more regular than the corpus and has errors of
+its own. Continuing beginnings of the corpus gives text of that kind, and the features that come
+with it.
 
 Shapes: T tokens of a document.
 """
@@ -23,8 +23,8 @@ from falcon_lab.data.encoding import Encoded
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import replacing
 
-TOGETHER = 96
-"""Texts that are written side by side."""
+BATCH = 96
+"""Texts in a batch."""
 
 Write = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 """Prompts and the longest length to whole texts (``decoding.plain.continue_texts`` of a target)."""
@@ -37,21 +37,21 @@ def regenerate(
     share: float,
     length: int,
     seed: int,
-    kept_in: Path | None = None,
+    cache: Path | None = None,
     author: str = "",
 ) -> list[Encoded]:
-    """The documents, a ``share`` of them as the target would have continued them.
+    """Return the documents, a ``share`` of them as the target continues them.
 
-    Of a text that is learnt whole, a beginning of random length stays, half of a row at the most;
-    of a chat, all before the first answer. What is written is learnt; a text's beginning too.
+    A text keeps a beginning of random length, half of a sequence at the most, and a chat all before
+    its first answer. The loss mask has the continuation, and a text's beginning too.
 
     Args:
         documents: of a training split.
-        write: the target's hand.
-        share: chance that a document is rewritten.
-        length: tokens of a packed row; none is written longer.
+        write: continues texts as the target does.
+        share: chance that a document is continued.
+        length: tokens of a packed sequence; none is continued further.
         seed: draws the documents and their beginnings.
-        kept_in: folder in which texts are kept for the next time.
+        cache: folder in which the texts are kept.
         author: fingerprint of the target.
 
     Raises:
@@ -62,19 +62,19 @@ def regenerate(
     beginnings = {}
     for number, document in enumerate(result):
         chosen, cut = drawn.random() < share, drawn.random()
-        stays = _beginning(document, length, cut)
-        if chosen and 0 < stays < length:
-            beginnings[number] = document.tokens[:stays]
-    texts = _written(beginnings, write, length, kept_in, author)
+        kept = _beginning(document, length, cut)
+        if chosen and 0 < kept < length:
+            beginnings[number] = document.tokens[:kept]
+    texts = _written(beginnings, write, length, cache, author)
     for number, tokens in texts.items():
-        stays = len(beginnings[number])
-        learnt = result[number].loss_mask[:stays] + [True] * (len(tokens) - stays)
-        result[number] = Encoded(tokens, learnt)
+        kept = len(beginnings[number])
+        mask = result[number].loss_mask[:kept] + [True] * (len(tokens) - kept)
+        result[number] = Encoded(tokens, mask)
     return result
 
 
 def _beginning(document: Encoded, length: int, cut: float) -> int:
-    """Tokens of a document that stay."""
+    """Return how many tokens of a document are kept."""
     if not all(document.loss_mask):
         return document.loss_mask.index(True)
     return 1 + int(cut * min(len(document) - 1, length // 2))
@@ -83,7 +83,7 @@ def _beginning(document: Encoded, length: int, cut: float) -> int:
 def _written(
     beginnings: dict[int, list[int]], write: Write, length: int, folder: Path | None, author: str
 ) -> dict[int, list[int]]:
-    """Texts by document, from the folder if they are there."""
+    """Return the texts by document, from the folder if it has them."""
     name = hashlib.sha256(repr((author, length, sorted(beginnings.items()))).encode())
     path = None if folder is None else folder / f"{name.hexdigest()[:16]}.safetensors"
     if path is not None and (kept := _read(path)) is not None:
@@ -91,9 +91,9 @@ def _written(
     # Beginnings of like length side by side waste the least padding.
     order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
     texts: dict[int, list[int]] = {}
-    with tqdm(total=len(order), desc="the target writes", unit="text", disable=None) as bar:
-        for at in range(0, len(order), TOGETHER):
-            group = order[at : at + TOGETHER]
+    with tqdm(total=len(order), desc="regenerating", unit="text", disable=None) as bar:
+        for at in range(0, len(order), BATCH):
+            group = order[at : at + BATCH]
             whole = write([beginnings[number] for number in group], length)
             texts.update(zip(group, whole, strict=True))
             bar.update(len(group))

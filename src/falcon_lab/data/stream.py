@@ -1,9 +1,9 @@
-"""Batches by number: which rows batch n holds follows from n and the seed alone.
+"""Batches by number: which sequences batch n has follows from n and the seed alone.
 
 So a run that resumes at batch n sees what an uninterrupted one would have seen, and the processes
-of a distributed run share the batches without sharing a row.
+of a distributed run share the batches without sharing a sequence.
 
-Shapes: N rows, B batch, T tokens of a row.
+Shapes: N sequences, B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -17,68 +17,73 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from falcon_lab.data.feature_store import FeatureStore
-from falcon_lab.data.packing import PADDING, Batch, PackedRows
+from falcon_lab.data.packing import PADDING, Batch, PackedSequences
 from falcon_lab.errors import FalconLabError
 
 
 def make_batch(
-    rows: PackedRows, numbers: Tensor, index: int, features: FeatureStore | None = None
+    sequences: PackedSequences, numbers: Tensor, index: int, features: FeatureStore | None = None
 ) -> Batch:
-    """The rows ``numbers`` ``[B]``; number -1 is a row of padding alone."""
+    """Return the sequences ``numbers`` ``[B]``; number -1 is a sequence of padding alone."""
     there = numbers >= 0
     chosen = numbers.clamp(min=0)
     keep = there[:, None]
     batch = Batch(
-        tokens=rows.tokens[chosen].long() * keep,
-        loss_mask=rows.loss_mask[chosen] & keep,
-        documents=torch.where(keep, rows.documents[chosen].long(), PADDING),
-        positions=rows.positions[chosen].long() * keep,
+        tokens=sequences.tokens[chosen].long() * keep,
+        loss_mask=sequences.loss_mask[chosen] & keep,
+        documents=torch.where(keep, sequences.documents[chosen].long(), PADDING),
+        positions=sequences.positions[chosen].long() * keep,
         index=torch.tensor(index),
     )
     return batch if features is None else batch._replace(features=features[chosen.tolist()])
 
 
 class Batches(Dataset[Batch]):
-    """Batch n of an endless pass over the rows, shuffled anew in every epoch.
+    """Batch n of an endless pass over the sequences, shuffled anew in every epoch.
 
-    Row g of the pass is row ``permutation(seed, g // N)[g % N]``, and batch n takes the rows from
-    n·B on, so that a batch may reach into the next epoch and none is short.
+    Number g of the pass is sequence ``permutation(seed, g // N)[g % N]``, and batch n takes the
+    numbers from n·B on, so that a batch may reach into the next epoch and none is short.
 
     Args:
-        rows: what to draw from.
+        sequences: what to draw from.
         batch_size: B.
         seed: of the order.
-        features: teacher features of the rows, or None.
+        features: teacher features of the sequences, or None.
     """
 
     def __init__(
         self,
-        rows: PackedRows,
+        sequences: PackedSequences,
         batch_size: int,
         seed: int,
         features: FeatureStore | None = None,
     ) -> None:
-        self.rows, self.batch_size, self.seed, self.features = rows, batch_size, seed, features
+        self.sequences, self.batch_size, self.seed, self.features = (
+            sequences,
+            batch_size,
+            seed,
+            features,
+        )
         self._epochs: dict[int, Tensor] = {}
 
     def __getitem__(self, number: int) -> Batch:
         first = number * self.batch_size
-        rows = [self._row(place) for place in range(first, first + self.batch_size)]
-        return make_batch(self.rows, torch.tensor(rows), number, self.features)
+        sequences = [self._sequence(place) for place in range(first, first + self.batch_size)]
+        return make_batch(self.sequences, torch.tensor(sequences), number, self.features)
 
-    def _row(self, place: int) -> int:
-        epoch, offset = divmod(place, len(self.rows))
+    def _sequence(self, place: int) -> int:
+        epoch, offset = divmod(place, len(self.sequences))
         if epoch not in self._epochs:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            order = torch.randperm(len(self.rows), generator=generator)
-            # A batch needs two epochs at the most, unless it holds all rows several times.
+            order = torch.randperm(len(self.sequences), generator=generator)
+            # A batch needs two epochs at the most, unless it holds all sequences several times.
             self._epochs = {**dict(list(self._epochs.items())[-3:]), epoch: order}
         return int(self._epochs[epoch][offset])
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which process of how many this is."""
+    """The rank of this process among ``world`` of them."""
 
     rank: int = 0
     world: int = 1
@@ -123,21 +128,24 @@ class BatchStream:
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """How many batches all processes took together, and of which size."""
+        """Return how many batches all processes took together, and of which size."""
         return {
             "batches": self._taken * self.share.world,
             "batch_size": self.batches.batch_size,
-            "rows": len(self.batches.rows),
+            "rows": len(self.batches.sequences),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where ``state`` stopped.
+        """Resume where ``state`` stopped.
 
         Raises:
             FalconLabError: the checkpoint is of other data or another number of processes.
         """
         now = self.state_dict()
-        for key, what in (("batch_size", "a batch size of"), ("rows", "packed rows numbering")):
+        for key, what in (
+            ("batch_size", "a batch size of"),
+            ("rows", "packed sequences numbering"),
+        ):
             if state[key] != now[key]:
                 raise FalconLabError(
                     f"the checkpoint was trained with {what} {state[key]}, this run has "
@@ -153,22 +161,22 @@ class BatchStream:
 
 
 class ValidationBatches:
-    """The rows in their order, the same number of batches in every process.
+    """The sequences in their order, the same number of batches in every process.
 
-    Where rows do not divide evenly, rows of padding alone, which count for nothing, fill up.
+    Where they do not divide evenly, sequences of padding alone fill up; these count for nothing.
     """
 
     def __init__(
         self,
-        rows: PackedRows,
+        sequences: PackedSequences,
         batch_size: int,
         share: Share | None = None,
         features: FeatureStore | None = None,
     ) -> None:
-        self.rows, self.batch_size, self.features = rows, batch_size, features
+        self.sequences, self.batch_size, self.features = sequences, batch_size, features
         share = share or Share()
-        mine = torch.arange(len(rows))[share.rank :: share.world]
-        wanted = -(-len(rows) // share.world)
+        mine = torch.arange(len(sequences))[share.rank :: share.world]
+        wanted = -(-len(sequences) // share.world)
         fill = torch.full((wanted - len(mine),), -1)
         self._numbers = torch.cat([mine, fill]).split(batch_size)
 
@@ -177,4 +185,4 @@ class ValidationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for index, numbers in enumerate(self._numbers):
-            yield make_batch(self.rows, numbers, index, self.features)
+            yield make_batch(self.sequences, numbers, index, self.features)
