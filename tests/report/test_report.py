@@ -82,11 +82,11 @@ def test_a_clean_run_has_no_warning_and_a_doubtful_one_says_why() -> None:
     )
     assert 'class="warning"' in bad
     assert "— method tree (lossy), prompt" in bad
-    assert "did not pass its quality gate: 0.41 of its completions parse." in bad
-    assert "tree uses a lossy rule" in bad
-    assert "differs from plain decoding on 1 of 8 prompts" in bad
+    assert "0.41 of its completions parse" in bad
+    assert bad.count("<li>") == 3
+    assert "1 of 8 prompts" in bad
     assert '<span class="tag">lossy</span>' in bad
-    assert "tree (lossy) is faster than chain" in bad or "than tree (lossy)" in bad
+    assert re.search(r"tree \(lossy\) is .*faster than|faster than tree \(lossy\)", bad)
 
 
 def test_everything_that_was_asked_for_is_there() -> None:

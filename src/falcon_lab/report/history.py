@@ -20,7 +20,7 @@ class HistoryLogger(Logger):
     """Appends ``{"step": …, "<metric>": …}`` lines to one file.
 
     A resumed run continues the same file. Steps that were logged before a kill and are trained
-    again stand twice; ``read_history`` keeps the later ones.
+    again stand twice; ``read_history`` takes the later ones.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class HistoryLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the configuration out: it is kept in ``results.json``."""
+        """Leave the configuration out: it is in ``results.json``."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -57,7 +57,7 @@ class HistoryLogger(Logger):
 def read_history(path: Path) -> list[dict[str, Any]]:
     """Return one dict a step, steps ascending: ``step`` and the metrics logged there.
 
-    A missing file is an empty history. A step that stands twice (trained again after a kill) keeps
+    A missing file is an empty history. A step that stands twice (trained again after a kill) has
     the later values. Lines that a kill cut off are left out.
     """
     steps: dict[int, dict[str, Any]] = {}

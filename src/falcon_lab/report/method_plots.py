@@ -37,7 +37,7 @@ CURVES = {  # title -> names of the metrics
     "Expected acceptance, 1 − TV": r"val/(position_\d+/)?accept_rate",
     "Expected τ, bonus token counted": r"val/expected_accept_length\w*",
     "Glance ratio λ": r"train/glance_ratio",
-    "Share of rows that the loss kept": r"train/kept",
+    "Share of rows in the loss": r"train/kept",
 }
 MOST = 8
 """Curves in a panel at the most."""
@@ -78,22 +78,28 @@ def colours(methods: Methods) -> dict[str, str]:
     return {name: drafting.get(name, BASELINE) for name in methods}
 
 
-def speedups(methods: Methods) -> str:
-    """Draw the speed-up over plain decoding with its 95 % interval."""
-    colour = colours(methods)
+def speedups(methods: Methods, predicted: Mapping[str, float] | None = None) -> str:
+    """Draw the speed-up over plain decoding with its 95 % interval.
+
+    Args:
+        methods: those without a speed-up are left out.
+        predicted: speed-ups to mark beside the measured ones, by method.
+    """
+    colour, marks = colours(methods), predicted or {}
     bars = [
         Bar(
             name_of(name, s),
-            [(s["speedup"]["ratio"], colour[name], "")],
-            f"{s['speedup']['ratio']:.2f}×",
-            s["speedup"]["low"],
-            s["speedup"]["high"],
+            [(found["ratio"], colour[name], "")],
+            f"{found['ratio']:.2f}×",
+            found["low"],
+            found["high"],
+            marks.get(name),
         )
         for name, s in methods.items()
-        if s["speedup"]
+        if (found := s["speedup"])
     ]
     label = "speed-up over plain decoding (dashed), 95 % interval"
-    return bar_plot(bars, "speed", x=label, level=1)
+    return bar_plot(bars, "speed", x=label, level=1, mark="predicted" if marks else "")
 
 
 def time_split(methods: Methods) -> str:

@@ -24,7 +24,7 @@ def named(method: str | None, methods: Mapping[str, Summary]) -> str | None:
 
 
 def identical(summary: Summary) -> str | None:
-    """Write on how many prompts the tokens were plain decoding's; None where it was not asked."""
+    """Write on how many prompts the tokens were plain decoding's; None where it is unknown."""
     share = summary["identical_share"]
     if share is None:
         return None

@@ -40,22 +40,10 @@ def render(template: str, **data: Any) -> str:
     """Fill a template.
 
     Args:
-        template: its file's name.
+        template: its file's name; a page extends ``base.html``, which names what it needs.
         data: what it shows.
     """
     return templates().get_template(template).render(**data)
-
-
-def render_page(template: str, results: Mapping[str, Any], **data: Any) -> str:
-    """Fill the template of a page.
-
-    Args:
-        template: its file's name; it extends ``base.html``.
-        results: what the page is about.
-        data: what ``base.html`` shows, ``title``, ``headline``, ``lead``, ``warnings``,
-            ``definitions``, ``origin`` and ``details``, and what the template adds.
-    """
-    return render(template, results=results, **{"assurance": "", **data})
 
 
 def origin_of(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -296,10 +296,10 @@ def _paint_columns(axis: Axes, curve: Curve, place: int, groups: int) -> None:
 
 
 def _paint_curve(axis: Axes, curve: Curve) -> None:
-    look: dict[str, Any] = {"color": curve.colour, "linestyle": curve.style, "marker": curve.marker}
-    look |= {"markersize": curve.size, "linewidth": 1.5, "label": curve.label or None}
+    style: dict[str, Any] = {"color": curve.colour, "linestyle": curve.style, "linewidth": 1.5}
+    style |= {"marker": curve.marker, "markersize": curve.size, "label": curve.label or None}
     points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
-    axis.plot([x for x, _ in points], [y for _, y in points], **look)
+    axis.plot([x for x, _ in points], [y for _, y in points], **style)
     known = [
         (x, low, high)
         for x, low, high in zip(curve.x, curve.low, curve.high, strict=False)

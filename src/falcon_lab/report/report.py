@@ -9,7 +9,7 @@ from typing import Any
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
 from falcon_lab.measure.results import HF_GENERATE, PLAIN, records_of
-from falcon_lab.report import method_plots
+from falcon_lab.report import method_plots, page
 from falcon_lab.report.methods import (
     ACCEPTED,
     FIGURES,
@@ -24,7 +24,6 @@ from falcon_lab.report.methods import (
     named,
     warnings,
 )
-from falcon_lab.report.page import origin_of, render_page
 from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.report.tree_drawing import draw_svg
 
@@ -81,9 +80,9 @@ def render(
     """Return the whole page."""
     methods = results["methods"]
     seeds = ", ".join(f"{name} {seed}" for name, seed in results["seeds"].items())
-    return render_page(
+    return page.render(
         "report.html",
-        results,
+        results=results,
         title=(results["experiment"].get("report") or {}).get("title") or results["name"] or "run",
         headline=headline(results),
         lead=hardware_sentence(results),
@@ -98,7 +97,7 @@ def render(
         trees=[(draw_svg(tree), _about(tree, methods)) for tree in trees],
         examples=_examples(results),
         definitions={NAMES[key]: text for key, text in DEFINITIONS.items()},
-        origin=origin_of(results) | {"seeds": seeds},
+        origin=page.origin_of(results) | {"seeds": seeds},
         details={
             "Resolved experiment": results["experiment"],
             "Components": results["components"],

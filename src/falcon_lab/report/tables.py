@@ -28,7 +28,7 @@ NARROWEST = 20
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell whose parts HTML can tell apart.
+    """A cell in parts that HTML shows in different ways.
 
     Attributes:
         text: the value.
@@ -130,7 +130,7 @@ class Table:
         columns: from left to right.
         records: from top to bottom, in any form that the columns' ``value`` can read.
         notes: sentences below the table.
-        marked: tells which records stand out in HTML.
+        marked: whether a record stands out in HTML.
     """
 
     columns: Sequence[Column]

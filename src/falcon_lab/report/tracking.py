@@ -150,11 +150,11 @@ def start_tracking(
         folder: of the run.
         config: the experiment's ``wandb`` section.
         experiment: the whole resolved experiment as plain nested values, overrides applied. A
-            sweep puts its own flat keys beside it; both then say the same.
+            sweep puts its own flat keys beside it, with the same values.
         job_type: ``train`` or ``bench``.
 
     Raises:
-        FalconLabError: when W&B was asked to be online and cannot be.
+        FalconLabError: when W&B is to be online and cannot be.
     """
     from falcon_lab.report.history import HISTORY, HistoryLogger
 

@@ -46,11 +46,11 @@ def visible(text: str, limit: int = 14) -> str:
 
 
 class TreeRecorder:
-    """Keeps the trees of one generation; an engine takes it as ``on_round``.
+    """Records the trees of one generation; an engine takes it as ``on_round``.
 
     Args:
         decode: token ids -> text.
-        limit: trees kept at the most.
+        limit: the most trees that are recorded.
         about: what goes with every tree: ``prompt``, ``method``.
     """
 
@@ -64,9 +64,9 @@ class TreeRecorder:
         self._round = 0
 
     def __call__(
-        self, kept: list[int], drafted: int, tree: TokenTree | None, accepted: Acceptance | None
+        self, tokens: list[int], drafted: int, tree: TokenTree | None, accepted: Acceptance | None
     ) -> None:
-        """Keep the round's tree, if it has one that drafts something."""
+        """Record the round's tree, if it has one that drafts something."""
         self._round += tree is not None
         if tree is None or accepted is None or not tree.drafted or len(self.trees) >= self._limit:
             return
@@ -81,7 +81,7 @@ class TreeRecorder:
 def tree_record(
     tree: TokenTree, accepted: Acceptance, decode: Callable[[list[int]], str]
 ) -> dict[str, Any]:
-    """Return a verified tree as plain values, without its probes."""
+    """Return a verified tree as plain values, without its auxiliary nodes."""
     tree = tree.drafts
     tokens = tree.tokens.tolist()
     return {

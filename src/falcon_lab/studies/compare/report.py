@@ -12,6 +12,7 @@ from typing import Any
 
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
+from falcon_lab.report import page
 from falcon_lab.report.methods import (
     ACCEPTED,
     ALPHA,
@@ -27,7 +28,6 @@ from falcon_lab.report.methods import (
     quality_warnings,
     setting,
 )
-from falcon_lab.report.page import origin_of, render_page
 from falcon_lab.report.plots import COLOURS, STYLES, Curve, Panel, line_plot
 from falcon_lab.report.tables import NOTHING, Column, Table, decimals, interval, times, wrap
 from falcon_lab.studies.compare.budgets import BEST
@@ -144,7 +144,7 @@ def format_comparison(results: Results) -> str:
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Sort by temperature, then budget as they were asked for, the fastest head first."""
+    """Sort by temperature, then budget in the order of the configuration, then speed."""
     budgets = list(dict.fromkeys(row["budget"] for row in rows))
     return sorted(
         rows,
@@ -165,7 +165,7 @@ def heads_table(results: Results) -> Table:
 
 
 def ahead(results: Results) -> list[str]:
-    """Return what may be said about the fastest head at every budget."""
+    """Return what the intervals support about the fastest head at every budget."""
     lines = []
     rows = ordered(results["rows"])
     for temperature, budget in dict.fromkeys((r["temperature"], r["budget"]) for r in rows):
@@ -243,17 +243,17 @@ def speed_against(axis: tuple[str, str], rows: Sequence[Row]) -> str:
     key, label = axis
     drafting = [row for row in rows if row[key] is not None]
     heads = list(dict.fromkeys(row["head"] for row in rows))
-    looks = [(colour, style) for style in STYLES for colour in COLOURS]
+    forms = [(colour, style) for style in STYLES for colour in COLOURS]
     temperatures = sorted({row["temperature"] for row in drafting})
     panels = [
         Panel(
             [
                 line
-                for head, look in zip(heads, cycle(looks), strict=False)
+                for head, form in zip(heads, cycle(forms), strict=False)
                 for line in _lines(
                     key,
                     [r for r in drafting if (r["head"], r["temperature"]) == (head, temperature)],
-                    *look,
+                    *form,
                 )
             ],
             "greedy" if temperature == 0 else f"temperature {temperature:g}",
@@ -277,26 +277,17 @@ def speed_against(axis: tuple[str, str], rows: Sequence[Row]) -> str:
 
 def _lines(key: str, rows: Sequence[Row], colour: str, style: str) -> list[Curve]:
     """Return a head's line with its interval, and the star of its best budget."""
+    if not rows:
+        return []
     grid = sorted((row for row in rows if row["budget"] != BEST), key=lambda row: row[key])
     best = [row for row in rows if row["budget"] == BEST]
-    lines: list[Curve] = []
-    for points, look in ((grid, (style, "o", 4.0)), (best, ("", "*", 11.0))):
-        if not points:
-            continue
-        speed = [row["speedup"] for row in points]
-        line = Curve(
-            [row[key] for row in points],
-            [found["ratio"] for found in speed],
-            colour,
-            "" if lines else name_of(points[0]["head"], points[0]),
-            [found["low"] for found in speed] if points is grid else (),
-            [found["high"] for found in speed] if points is grid else (),
-            style=look[0],
-            marker=look[1],
-            size=look[2],
-        )
-        lines.append(line)
-    return lines
+    x = [row[key] for row in grid]
+    ratio, low, high = ([row["speedup"][end] for row in grid] for end in ("ratio", "low", "high"))
+    stars = [row["speedup"]["ratio"] for row in best]
+    return [
+        Curve(x, ratio, colour, name_of(rows[0]["head"], rows[0]), low, high, style=style),
+        Curve([row[key] for row in best], stars, colour, style="", marker="*", size=11),
+    ]
 
 
 # --- the page -----------------------------------------------------------------------------------
@@ -318,9 +309,9 @@ def write_page(path: Path, results: Results) -> Path:
 def render(results: Results) -> str:
     """Return the whole page."""
     paper = results["paper"] or {"metrics": []}
-    return render_page(
+    return page.render(
         "comparison.html",
-        results,
+        results=results,
         title=(results["experiment"].get("report") or {}).get("title") or results["name"],
         headline=headline(results),
         lead=lead(results),
@@ -337,7 +328,7 @@ def render(results: Results) -> str:
             for m in paper["metrics"]
         ],
         definitions={key: DEFINITIONS[key] for key in DEFINED},
-        origin=origin_of(results),
+        origin=page.origin_of(results),
         details={
             "Heads": results["heads"],
             "Comparison": results["comparison"],

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.files import write_atomically
+from falcon_lab.report import method_plots
 from falcon_lab.report.methods import IDENTICAL, NODES, PASSES, exclamations, name_of, warnings
-from falcon_lab.report.plots import BASELINE, COLOURS, Bar, Curve, Panel, bar_plot, line_plot
+from falcon_lab.report.plots import BASELINE, COLOURS, Curve, Panel, line_plot
 from falcon_lab.report.tables import Column, Table, decimals, percent, times
 
 Results = Mapping[str, Any]
@@ -68,27 +69,8 @@ def acceptance(results: Results) -> str:
 
 def speedups(results: Results) -> str:
     """Draw the predicted and the measured speed-up of every tree."""
-    bars = []
-    for name, predicted in results["tune"]["predicted"].items():
-        found = results["methods"][name]["speedup"]
-        bars.append(
-            Bar(
-                name,
-                [(found["ratio"], COLOURS[0], "")],
-                f"{found['ratio']:.2f}×",
-                found["low"],
-                found["high"],
-                mark=predicted["speedup"]["ratio"],
-            )
-        )
-    return bar_plot(
-        bars,
-        "tune-speedups",
-        x="speed-up over plain decoding (dashed)",
-        level=1,
-        legend={"measured, 95 % interval": COLOURS[0]},
-        mark="predicted",
-    )
+    predicted = {n: found["speedup"]["ratio"] for n, found in results["tune"]["predicted"].items()}
+    return method_plots.speedups({n: results["methods"][n] for n in predicted}, predicted)
 
 
 # --- tables -------------------------------------------------------------------------------------
