@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from falcon_lab.model.graphs import GraphRows
+from falcon_lab.model.graphs import GraphPass
 from falcon_lab.model.target import Target
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
@@ -19,10 +20,7 @@ STEP = 8
 def graphed(target: Target, recorder: Any, said: list[str] | None = None) -> Target:
     """The target with graphs of small steps."""
     announce = ([] if said is None else said).append
-    other = target.compiled(announce, recorder=recorder)
-    parts = target.backbone, target.head, "target", announce, recorder
-    other._compiled = GraphRows(*parts, step=STEP)
-    return other
+    return target.with_passes(partial(GraphPass, announce=announce, recorder=recorder, step=STEP))
 
 
 def tree_of(parents: list[int], seed: int = 0, vocab: int = 60) -> TokenTree:

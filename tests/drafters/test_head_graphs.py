@@ -105,9 +105,10 @@ def test_rows_that_outgrow_their_memory_are_read_right() -> None:
     made, recorder = drafter(block=2), Repeating()
     lengths = [20] + [16] * 60  # beyond what a cache has of itself
     replayed = made.compiled(quiet, recorder=recorder)
-    before = replayed.passes.capacity(512)
+    tree = speculative(tiny_target(), made, named("k2-8", 2)).tree_builder
+    before = replayed.kv_bytes(400, tree)
     same(rounds(replayed, lengths), rounds(made, lengths))
-    assert replayed.passes.capacity(512) > before
+    assert replayed.kv_bytes(400, tree) > before
 
 
 @pytest.mark.parametrize("after", [0, 3])

@@ -12,7 +12,7 @@ from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.choosing import use_backend
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.graphs import SPARE, GraphRows, Tail, floor_of, step_of
+from falcon_lab.model.graphs import PADDING, Tail, floor_of, step_of
 from falcon_lab.model.loading import check_target
 from graph_cases import ATOL, STEP, TREES, graphed, text, tree_of
 from tiny_models import FAMILIES, tiny_target
@@ -65,7 +65,7 @@ def test_memory_is_counted_exactly_and_grows_when_it_must() -> None:
     for capacity in (10, 90, 200):
         expected = target.kv_bytes(capacity)
         cache = target.new_cache(capacity)
-        assert cache.capacity >= capacity + SPARE
+        assert cache.capacity >= capacity + PADDING
         target.prefill(torch.ones(1, dtype=torch.long), cache)
         assert cache.nbytes == expected == target.kv_allocated
     most = target.kv_allocated
@@ -73,9 +73,11 @@ def test_memory_is_counted_exactly_and_grows_when_it_must() -> None:
 
 
 def test_rounding_up_costs_an_eighth_at_the_most() -> None:
-    storage = GraphRows(tiny_target().backbone, print, "", print, Repeating()).storage  # type: ignore[arg-type]
-    for rows in range(2000, 40_000, 777):
-        assert rows + SPARE <= storage.capacity(rows) <= (rows + SPARE) * 9 / 8 + 1
+    target = tiny_target().compiled(print, recorder=Repeating())
+    position = target.kv_bytes(2000) // target.new_cache(2000).capacity
+    for positions in range(2000, 40_000, 777):
+        capacity = target.kv_bytes(positions) // position
+        assert positions + PADDING <= capacity <= (positions + PADDING) * 9 / 8 + 1
 
 
 def test_a_cache_is_of_no_use_once_the_next_one_was_asked_for() -> None:
@@ -156,7 +158,7 @@ def test_a_tail_says_who_sees_whom(
     earlier = floor_of(max(0, start - columns), STEP)
     stop = earlier + step_of(earlier, STEP) + columns + size
     assert start + size <= stop
-    seen = tail.seen(earlier, stop)[0]
+    seen = tail.seen(earlier, stop)
     whole = torch.zeros(size, stop, dtype=torch.bool)
     whole[:, : start - older] = True
     whole[:new, start - older : start + new] = given_mask

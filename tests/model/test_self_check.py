@@ -28,9 +28,9 @@ def test_an_unknown_scale_on_the_logits_is_found() -> None:
     def double(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
         return 2 * logits
 
-    target._lm_head = torch.nn.Linear(32, 64, bias=False)
-    target._lm_head.weight = head.weight
-    head.register_forward_hook(double)
+    target.model.lm_head = torch.nn.Linear(32, 64, bias=False)  # the target has the one before
+    target.model.lm_head.weight = head.weight
+    target.model.lm_head.register_forward_hook(double)
     with pytest.raises(FalconLabError, match=r"its LM head on our features .*off by 50\.0%"):
         check_target(target)
 

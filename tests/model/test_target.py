@@ -256,10 +256,10 @@ def test_the_head_scales_and_caps_as_the_model_does(family: str, config: dict[st
 
 def test_a_copy_of_the_head_is_trained_and_the_head_is_not() -> None:
     target = tiny_target()
-    before, copied = target._lm_head.weight.clone(), target.copy_head()
+    before, copied = target.model.lm_head.weight.clone(), target.copy_head()
     assert all(parameter.requires_grad for parameter in copied.parameters())
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.add_(1.0)
-    assert torch.equal(target._lm_head.weight, before)
-    assert not target._lm_head.weight.requires_grad
+    assert torch.equal(target.model.lm_head.weight, before)
+    assert not target.model.lm_head.weight.requires_grad

@@ -79,7 +79,7 @@ def test_the_passes_of_a_round_are_there_before_it_is_timed() -> None:
     compiler = Pretend()
     made = drafter(target()).compiled(quiet, compiler)
     made.prepare(20)
-    assert compiler.names == [f"drafter-3-after-{rows}-rows" for rows in (1, 2, 4)]
+    assert compiler.names == [f"drafter-3-after-{new}" for new in (1, 2, 4)]
     rounds(made, None)
     assert len(compiler.names) == 3
 

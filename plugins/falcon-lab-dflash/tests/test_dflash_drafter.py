@@ -191,8 +191,9 @@ def test_the_memory_that_is_announced_is_what_is_taken() -> None:
     made.reset(rows.tokens[0, 0])
     made.reserve(40, tree)
     made.observe(seen(rows, 0, 0, 19))
-    pair = made._cache._pair
-    assert sum(kept.numel() * kept.element_size() for kept in pair) == made.kv_bytes(40, tree)
+    made.draft(ROOT)
+    assert made._cache is not None
+    assert made._cache.nbytes == made.kv_bytes(40, tree)
 
 
 def test_below_its_block_it_has_nothing_to_say() -> None:

@@ -92,7 +92,7 @@ def test_the_passes_of_a_round_are_there_before_it_is_timed() -> None:
     compiler = Pretend()
     made = drafter().compiled(quiet, compiler)
     made.prepare(6)
-    assert compiler.names == [f"drafter-{rows}-rows" for rows in (1, 2, 4, 6)]
+    assert compiler.names == [f"drafter-{new}-tokens" for new in (1, 2, 4, 6)]
     write(engine("llama", made, TREES["a chain"]), [2, 4], 20)
     assert len(compiler.names) == 4
 

@@ -20,11 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fusing
-from falcon_lab.drafters.head_compiled import CompiledPass, CompiledPasses
 from falcon_lab.drafters.head_drafting import Drafting
-from falcon_lab.drafters.head_graphs import GraphPasses
 from falcon_lab.drafters.head_layers import HeadLayers
-from falcon_lab.drafters.head_passes import Passes
+from falcon_lab.drafters.head_passes import HeadForward
 from falcon_lab.drafters.head_training import first_pass, unrolled
 from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
 from falcon_lab.interfaces import (
@@ -42,8 +40,8 @@ from falcon_lab.interfaces import (
     TreeBuilder,
 )
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import compile_ahead
-from falcon_lab.model.recording import recorder_for
+from falcon_lab.model.fast_passes import fast_passes
+from falcon_lab.model.passes import EagerPass, PassMaker
 
 
 class FeatureHead(HeadLayers, TrainableDrafter):
@@ -53,7 +51,6 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     Attributes:
         needs: target features.
-        passes: what drafting computes with.
     """
 
     needs = frozenset({"features"})
@@ -69,8 +66,12 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         offsets: nn.Parameter | None = None,
     ) -> None:
         super().__init__(host, fuse, backbone, block=block, aligned=aligned, offsets=offsets)
-        self.passes = Passes(self)
-        self._drafting = Drafting(self, self.passes)
+        self._draft_through(EagerPass)
+
+    def _draft_through(self, make: PassMaker) -> None:
+        """Draft through passes that ``make`` makes from now on."""
+        self._pass = make(HeadForward(self))
+        self._drafting = Drafting(self, self._pass)
 
     # --- training -----------------------------------------------------------------------------
 
@@ -107,28 +108,26 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     def reset(self, first: Tensor) -> None:
         """Start a sequence. (Its first token alone makes no input.)"""
-        self._drafting = Drafting(self, self.passes)
+        self._drafting = Drafting(self, self._pass)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Return the memory of the decoder blocks' keys and values for such a sequence."""
-        most = self._kv_positions(positions, tree)
-        return self.backbone.layout.bytes(self.passes.capacity(most))
+        return self._pass.cache_bytes(self._kv_positions(positions, tree))
 
     @property
     def kv_allocated(self) -> int:
         """Return the memory that is allocated already, and that the next sequence takes over."""
-        return self.passes.held
+        return self._pass.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Allocate that memory when the first token is computed, and no more later."""
         self._drafting.expect(self._kv_positions(positions, tree))
 
     def _kv_positions(self, positions: int, tree: TreeBuilder) -> int:
-        """Return the positions of a sequence and its blocks, at most one a node and pass."""
+        """Count those of a sequence and of a round's blocks: at most one a node in every pass."""
         passes = -(-tree.max_depth // self.block)
         provisional = max(1, passes * tree.max_nodes) * self.block
-        most = positions + provisional * (1 if self.offsets is None else 2)
-        return most + self.passes.spare
+        return positions + provisional * (1 if self.offsets is None else 2)
 
     def observe(self, observation: Observation) -> None:
         """Append positions; the next ``draft`` computes them."""
@@ -144,7 +143,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """The same head and weights where they are, drafting through compiled passes.
+        """Return the same head and weights where they are, drafting through compiled passes.
 
         On a GPU they are CUDA graphs, and one sequence is drafted for at a time. A pass is traced
         through ``join``, ``fuse.until``, ``backbone`` and ``logits`` as the head has them. A head
@@ -152,34 +151,29 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
         Args:
             announce: takes one line for the user at a time.
-            compiler: makes the passes on a CPU; None: inductor, ahead of time.
+            compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
         if self.offsets is not None:
             name = type(self).__name__
             announce(f"{name} is not compiled: it asks for its predictions by queries of its own")
             return self
-        recorder = recorder or recorder_for(next(self.parameters()).device)
+        device = next(self.parameters()).device
         other = copy.copy(self)
-        if recorder is None:
-            other.passes = CompiledPasses(self, announce, compiler or compile_ahead)
-        else:
-            other.passes = GraphPasses(self, announce, recorder)
-        other._drafting = Drafting(other, other.passes)
+        other._draft_through(fast_passes(device, announce, compiler, recorder))
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """Whether its passes are compiled."""
-        return self.passes.fast is not None
+        """Return whether its passes are compiled."""
+        return not self._pass.is_eager
 
     def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds of up to so many new rows now, if they are to be."""
-        if isinstance(fast := self.passes.fast, CompiledPass):
-            fast.prepare(longest)
+        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
+        self._pass.prepare(longest)
 
     def sequences(self, count: int, positions: int, tree: TreeBuilder) -> Drafting:
         """Return places for ``count`` sequences that are drafted for in one call."""
         room = self._kv_positions(positions, tree)
         cache = self.backbone.new_batch_cache(count, room)
-        return Drafting(self, Passes(self), count, cache, widest=room - positions)
+        return Drafting(self, EagerPass(HeadForward(self)), count, cache, widest=room - positions)

@@ -11,7 +11,7 @@ the same numbers as in one pass over everything.
 
 Sequences share a pass where they have about as much to compute, padded to the longest. Padding and
 full masks cost what one sequence need not pay, so a sequence with a pass of its own (the only one,
-or one with a prompt to read) goes through ``HeadPass`` with slices in their place.
+or one with a prompt to read) goes through ``HeadForward`` with slices in their place.
 
 Shapes: B sequences, R of a pass, L committed tokens of a sequence, F frontier blocks, P cached
 blocks of a round, k block, C channels of a fused token, M LSTM layers, H hidden, V vocabulary.
@@ -30,10 +30,11 @@ from torch.nn.utils.rnn import pad_sequence
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_layout import Layout, PaddedBlocks
-from falcon_lab.drafters.head_passes import NewRows, Passes
+from falcon_lab.drafters.head_passes import HeadOutput, feature_dtype
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.model.kv_cache import BatchCache, GrowingCache, KVCache
 from falcon_lab.model.masks import send
+from falcon_lab.model.passes import ForwardPass, NewPositions
 
 CAPACITY = 512  # positions of a cache when nobody has said how long the sequence will get
 PIECE = 2048  # tokens of one pass over a prompt, so that no mask is larger than [1, PIECE, S]
@@ -109,7 +110,7 @@ class Drafting:
 
     Args:
         head: whose weights draft.
-        passes: how the pass of one sequence is run.
+        run: how the pass of one sequence, a ``HeadForward``, is run.
         count: B.
         cache: of B sequences; None makes one for a single sequence, which grows.
         widest: tokens of a shared pass for which ``cache`` has room behind any sequence.
@@ -118,12 +119,13 @@ class Drafting:
     def __init__(
         self,
         head: HeadLayers,
-        passes: Passes,
+        run: ForwardPass,
         count: int = 1,
         cache: BatchCache | None = None,
         widest: int = 0,
     ) -> None:
-        self._head, self._passes = head, passes
+        self._head, self._pass = head, run
+        self._dtype: torch.dtype | None = None  # of features
         self._layout = Layout(head)
         self._block = head.block
         self._sequences = [Drafted() for _ in range(count)]
@@ -220,8 +222,9 @@ class Drafting:
         positions, mask = layout.window(start, length, behind, features.device)
         older = one.window(start, one.length)
         state = self._states([number])
-        new = NewRows(tokens[None], features[None], state, older, positions, mask, block)
-        found = self._passes(new, self._begin([number], [start], length + behind))
+        cache = self._begin([number], [start], length + behind)
+        inputs = [tokens[None], features[None].to(self._dtype), older, *(state or ())]
+        found = HeadOutput.of(self._pass(inputs, NewPositions(positions, mask, cache)))
         one.append(found.fused, found.state)
         one.complete(block)
         hidden, logits = found.hidden[None], found.logits[None]
@@ -333,8 +336,9 @@ class Drafting:
         first, begin = one.length + one.blocks * block, one.length + last.depth * block
         positions, mask = self._layout.branches(begin, count, visible, features.device)
         older = one.window(one.length, one.length)
-        new = NewRows(frontier.tokens, features, state, older, positions, mask, count * block)
-        found = self._passes(new, self._begin([number], [first], first + positions.shape[0]))
+        cache = self._begin([number], [first], first + positions.shape[0])
+        inputs = [frontier.tokens, features.to(self._dtype), older, *(state or ())]
+        found = HeadOutput.of(self._pass(inputs, NewPositions(positions, mask, cache)))
         one.blocks += count
         hidden = found.hidden.view(count, block, -1)
         self._last = Pass({number: 0}, hidden, found.state, visible, last.depth + 1)
@@ -407,12 +411,13 @@ class Drafting:
 
     def _begin(self, numbers: list[int], starts: list[int], stop: int) -> KVCache:
         """Return the cache, ready for a pass that writes from ``starts`` (alone: to ``stop``)."""
-        stop += self._passes.spare
+        if self._dtype is None:
+            self._dtype = feature_dtype(self._head)
         cache = self._cache
         if cache is None:
             most = self._head.host.max_positions
-            cache = self._cache = self._passes.new_cache(max(self._room, stop), most)
-        cache.reserve(stop)
+            cache = self._cache = self._pass.new_cache(max(self._room, stop), most)
+        self._pass.reserve(cache, stop)
         cache.begin(numbers, starts)
         return cache
 

@@ -1,49 +1,34 @@
-"""One drafting pass of a head, from tokens to logits: what it reads and gives, and how it is run.
+"""The forward pass of a head's drafting, from tokens to logits.
 
 Shapes: D sequences (the root's one, or F branches), L tokens of a sequence, O older tokens before
-them, E queries or padding behind, T = O + D·L + E tokens of a pass, N of them asked for
-predictions, W columns of a mask, C channels of a fused token, H hidden, V vocabulary.
+them, n = O + D·L (and queries or padding behind), N = D·k of them predict, M layers of a state,
+C channels of a fused token, H hidden, V vocabulary, k block.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.fusing import State
+from falcon_lab.drafters.fusing import State, state_of
 from falcon_lab.drafters.head_layers import HeadLayers
-from falcon_lab.model.kv_cache import GrowingCache, KVCache
+from falcon_lab.interfaces import Outputs
+from falcon_lab.model.kv_cache import KVLayout
+from falcon_lab.model.passes import Forward, Inputs, NewPositions, Shapes, size_for
+
+LONGEST = 16
+"""Tokens of a sequence, and sequences, up to which a pass is compiled: a recurrence is written out
+token after token."""
 
 
-class NewRows(NamedTuple):
-    """What a pass reads, beside the cache of earlier tokens.
-
-    Attributes:
-        tokens: ``[D, L]`` long.
-        features: ``[D, L, H]``.
-        state: of the fuse before each sequence, if it remembers any.
-        older: ``[O, C]`` tokens fused before, computed once more ahead of the others.
-        positions: ``[T]`` long.
-        mask: ``[T, W]`` bool attention mask over the last W keys; None: all attend to all.
-        asked: N, the last of T.
-    """
-
-    tokens: Tensor
-    features: Tensor
-    state: State | None
-    older: Tensor
-    positions: Tensor
-    mask: Tensor | None
-    asked: int
-
-
-class PassOutput(NamedTuple):
+class HeadOutput(NamedTuple):
     """What a pass gives.
 
     Attributes:
-        hidden: ``[N, H]``.
+        hidden: ``[N, H]``, predicted features.
         logits: ``[N, V]``.
         fused: ``[D, L, C]``, the tokens as they went into the decoder blocks.
         state: of the fuse after each sequence's last token, if it remembers any.
@@ -54,82 +39,141 @@ class PassOutput(NamedTuple):
     fused: Tensor
     state: State | None
 
-
-class FastPass(Protocol):
-    """A pass that is compiled, or the graphs of a GPU."""
-
-    def takes(self, rows: NewRows, cache: KVCache) -> bool:
-        """Return whether it supports such a pass."""
-        ...
-
-    def __call__(self, rows: NewRows, cache: KVCache) -> PassOutput:
-        """Run the pass."""
-        ...
+    @classmethod
+    def of(cls, outputs: Outputs) -> HeadOutput:
+        """Return the outputs of a ``HeadForward`` by their names."""
+        hidden, logits, fused, *state = outputs
+        return cls(hidden, logits, fused, state_of(state))
 
 
-class Passes:
-    """Run passes through the head's modules, or through ``fast`` where it supports them.
+class HeadForward(Forward):
+    """Fuse tokens, append them and older ones to the cache, and predict from the last N.
 
-    Attributes:
-        spare: cache positions that a pass needs beyond those of its sequence.
-        fast: None where everything goes through the modules.
+    Tokens are not padded for CUDA graphs: an LSTM would have to take all of them one after the
+    other, and reads its weights anew for each.
+
+    Args:
+        drafter: the layers of the head.
     """
 
-    spare = 0
-    fast: FastPass | None = None
+    pads_graphs = False
 
-    def __init__(self, head: HeadLayers) -> None:
-        self._head = head
+    def __init__(self, drafter: HeadLayers) -> None:
+        super().__init__("drafter")
+        self.drafter = drafter
+        self._index = torch.arange(4 * LONGEST)
 
     @property
-    def held(self) -> int:
-        """Return the bytes of the last cache, where the next one takes them over."""
-        return 0
+    def layout(self) -> KVLayout:
+        """Return that of the decoder blocks."""
+        return self.drafter.backbone.layout
 
-    def capacity(self, rows: int) -> int:
-        """Return the positions of the cache that a sequence of so many gets."""
-        return rows
+    def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Compute a ``HeadOutput`` from tokens ``[D, L]``, features ``[D, L, H]``, older tokens
+        ``[O, C]`` that are fused already, and the state before each sequence if there is any.
 
-    def new_cache(self, rows: int, most: int) -> GrowingCache:
-        """Make an empty cache of that capacity.
-
-        Args:
-            rows: positions that are needed.
-            most: positions up to which it doubles when more are needed.
+        L may be 0. A head with queries has them behind, and at the beginning of a sequence there is
+        padding behind, up to the N that predict.
         """
-        backbone = self._head.backbone
-        return GrowingCache(backbone.config.num_hidden_layers, rows, backbone.layout, most)
+        tokens, features, older, *parts = inputs
+        head, fused, state = self.drafter, older[None, :0], state_of(parts)
+        predicting = tokens.shape[0] * head.block
+        if tokens.shape[1]:
+            fused, state = head.fuse(head.join(tokens, features), state)
+        rows = fused.flatten(0, 1)
+        if older.shape[0]:
+            rows = torch.cat([older, rows])
+        if head.offsets is not None:
+            newest = fused[:, -1:] if fused.shape[1] else rows[None, -1:]
+            rows = torch.cat([rows, (newest + head.offsets).flatten(0, 1)])
+        elif (missing := predicting - rows.shape[0]) > 0:
+            rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
+        hidden = self._blocks(rows, new)[-predicting:]
+        return hidden, self.drafter.logits(hidden), fused, *(state or ())
 
-    def __call__(self, rows: NewRows, cache: KVCache) -> PassOutput:
-        """Fuse tokens, append them and older ones to the cache, and predict from the last."""
-        if self.fast is not None and self.fast.takes(rows, cache):
-            return self.fast(rows, cache)
-        return run_modules(self._head, rows, cache)
+    def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Compute a ``HeadOutput`` of padded inputs, the recurrence written out."""
+        tokens, features, older, *parts, last, predicting = inputs
+        joined = self.drafter.join(tokens, features)
+        fused, state = self.drafter.fuse.until(joined, state_of(parts), last)
+        rows = torch.cat((older, fused.flatten(0, 1)))
+        hidden = self._blocks(rows, new).index_select(0, predicting)
+        return hidden, self.drafter.logits(hidden), fused, *(state or ())
+
+    def _blocks(self, rows: Tensor, new: NewPositions | None) -> Tensor:
+        """Send ``[n, C]`` through the decoder blocks; ``[n, H]``."""
+        assert new is not None
+        hidden: Tensor = self.drafter.backbone(
+            embeddings=rows[None],
+            positions=new.positions[None],
+            mask=None if new.mask is None else new.mask[None],
+            cache=new.cache,
+        )
+        return hidden[0]
+
+    def supports(self, inputs: Inputs) -> bool:
+        """Return whether these are a round's own: new tokens behind less than a block of others."""
+        (sequences, length), older, block = inputs[0].shape, inputs[2].shape[0], self.drafter.block
+        whole = older + sequences * length >= sequences * block and self.drafter.offsets is None
+        return length > 0 and older < block and whole
+
+    def count(self, shapes: Shapes) -> int:
+        """Return n."""
+        (sequences, length), _, (older, _), *_ = shapes
+        return older + sequences * length
+
+    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
+        """Pad behind the last sequence, and behind the tokens of a single one."""
+        (sequences, length), (*_, width), older, *others = shapes
+        # Branches stand one below the other, so padding may only follow the last of them.
+        long = length if length <= self.drafter.block else size_for(length, sizes)
+        wide = size_for(sequences, sizes)
+        state = [(layers, wide, size) for layers, _, size in others[:-2]]
+        return (wide, long), (wide, long, width), older, *state, *others[-2:]
+
+    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
+        """Return what belongs to the tokens that were given."""
+        hidden, logits, fused, *state = outputs
+        sequences, length = inputs[0].shape
+        return (
+            hidden,
+            logits,
+            fused[:sequences, :length],
+            *(part[:, :sequences] for part in state),
+        )
+
+    def compiles(self, inputs: Inputs) -> bool:
+        """Return whether the recurrence is short enough to be written out."""
+        sequences, length = inputs[0].shape
+        few = inputs[2].shape[0] + sequences * length <= 3 * LONGEST
+        return few and max(sequences, length) <= LONGEST
+
+    def with_indices(self, inputs: Inputs) -> Inputs:
+        """Add the token after which the state is asked for, and the positions that predict."""
+        sequences, length = inputs[0].shape
+        new = inputs[2].shape[0] + sequences * length
+        predicting = self._index[new - sequences * self.drafter.block : new]
+        return [*inputs, self._index[length - 1 : length], predicting]
+
+    def label(self, shapes: Shapes) -> str:
+        """Return the name with all sizes of the pass."""
+        (wide, long), _, (older, _), *_, (predicting,) = shapes
+        return f"drafter-{wide}-by-{long}-after-{older}-for-{predicting}"
+
+    @torch.no_grad()
+    def examples(self, most: int) -> Iterator[Inputs]:
+        """Yield the first passes of rounds; those of branches come when a tree asks for them."""
+        drafter, width = self.drafter, self.drafter.backbone.config.hidden_size
+        dtype = feature_dtype(drafter)
+        for new in range(1, most + 1):
+            tokens = torch.zeros(1, new, dtype=torch.long)
+            features = torch.zeros(1, new, width, dtype=dtype)
+            fused, state = drafter.fuse(drafter.join(tokens[:, :1], features[:, :1]), None)
+            older = fused.new_zeros(max(0, drafter.block - new), fused.shape[-1])
+            yield [tokens, features, older, *(state or ())]
 
 
-def run_modules(head: HeadLayers, new: NewRows, cache: KVCache) -> PassOutput:
-    """Run a pass through a head's modules."""
-    fused, state = new.older[None, :0], new.state
-    if new.tokens.shape[1]:
-        fused, state = head.fuse(head.join(new.tokens, new.features), state)
-    rows = fused.flatten(0, 1)
-    if new.older.shape[0]:
-        rows = torch.cat([new.older, rows])
-    if head.offsets is not None:
-        newest = fused[:, -1:] if fused.shape[1] else rows[None, -1:]
-        rows = torch.cat([rows, (newest + head.offsets).flatten(0, 1)])
-    elif (missing := new.asked - rows.shape[0]) > 0:  # at the beginning of a sequence
-        rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
-    hidden = head.backbone(
-        embeddings=rows[None],
-        positions=new.positions[None],
-        mask=None if new.mask is None else new.mask[None],
-        cache=cache,
-    )[0, -new.asked :]
-    return PassOutput(hidden, head.logits(hidden), fused, state)
-
-
-def feature_dtype(head: HeadLayers) -> torch.dtype:
-    """Return what holds the target's features as well as the head's own, which take their place."""
-    own = next(head.backbone.parameters()).dtype
-    return torch.promote_types(head.host.dtype, own)
+def feature_dtype(drafter: HeadLayers) -> torch.dtype:
+    """Return what holds the target's features and the head's own, which take their places."""
+    own = next(drafter.backbone.parameters()).dtype
+    return torch.promote_types(drafter.host.dtype, own)

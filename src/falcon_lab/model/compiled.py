@@ -4,19 +4,19 @@ The compiled pass is C++ from its first operation to its last: Python's share of
 of tensors. Weights are packed for the matrix kernels (inductor's "freezing"), small matrix products
 are inductor's own, with what follows them in the same loop.
 
-Decoder blocks compiled for a fixed number of new rows, over the cache of the plain pass.
+A pass is compiled for a few numbers of new positions, which are padded; the lengths of context and
+cache stay open. It writes into the cache that the eager pass uses.
 
-Shapes: n new rows, N rows of the compiled pass (n and padding), W columns of a mask, S keys (cached
-rows and the N), C capacity, G key/value heads, D head size, L tapped layers, H hidden,
-V vocabulary.
+Shapes: n new positions, N the same with padding, W columns of a mask, S keys (cached ones and the
+N), C capacity, G key/value heads, D head size.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,16 @@ from transformers.cache_utils import Cache
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cache_folder, replacing
-from falcon_lab.interfaces import Announce, Compiled, PassCompiler
-from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.kv_cache import KVCache
+from falcon_lab.interfaces import Announce, Compiled, Outputs, PassCompiler
+from falcon_lab.model.passes import (
+    Forward,
+    ForwardPass,
+    Inputs,
+    NewPositions,
+    Shapes,
+    pad_to,
+    shapes_of,
+)
 
 
 def compile_ahead(
@@ -111,173 +118,175 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 SIZES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Rows that a pass is compiled for; a few more rows of nothing cost less than another pass to
-compile."""
+"""Numbers of new positions that a pass is compiled for: a few more in the padding cost less than
+another pass to compile."""
 
-SPARE = 80
-"""Cache rows beyond what is needed: for the padding of a pass, and so that no cache is too small
-for what a compiled pass takes for granted."""
+PADDING = 80
+"""Cache positions beyond what is needed: for the padding of a pass, and so that no cache is too
+small for what a compiled pass takes for granted."""
 
-LEAST = 2
-"""Rows of context that a compiled pass takes for granted: tracing tells one from several."""
-
-
-def size_for(rows: int) -> int:
-    """N for n rows.
-
-    Raises:
-        FalconLabError: that many rows are read by the plain pass alone.
-    """
-    for size in SIZES:
-        if rows <= size:
-            return size
-    raise FalconLabError(f"{rows} rows are more than a compiled pass reads ({SIZES[-1]})")
+CONTEXT = 2
+"""Positions of context that a compiled pass takes for granted: tracing tells one from several."""
 
 
-class CompiledRows:
-    """The decoder blocks of a backbone, from tokens to logits.
+class CompiledPass(ForwardPass):
+    """A forward compiled ahead of time, for each of the padded shapes that come.
 
     Args:
-        backbone: its weights are copied into the compiled pass.
-        head: ``[N, H]`` hidden states -> ``[N, V]`` logits.
-        name: of the pass, for the user.
+        forward: its weights are copied into the compiled passes.
         announce: takes one line for the user at a time.
-        compiler: makes a pass of what is traced.
-        taps: layers whose hidden states are put out too.
-        older: masks may be about rows before the new ones too.
-
-    Attributes:
-        spare: cache rows that a pass needs beyond those of its sequence.
-        held: bytes of the last cache that the next one takes over: none.
+        compiler: compiles a pass.
     """
 
-    spare = SPARE
-    held = 0
+    padding = PADDING
 
     def __init__(
-        self,
-        backbone: Backbone,
-        head: Callable[[Tensor], Tensor],
-        name: str,
-        announce: Announce,
-        compiler: PassCompiler = compile_ahead,
-        taps: Sequence[int] = (),
-        *,
-        older: bool = False,
+        self, forward: Forward, announce: Announce, compiler: PassCompiler = compile_ahead
     ) -> None:
-        self._compiler = compiler
-        self._parts = backbone, head, name
-        self._older = older
-        self._traced = Rows(backbone, head, taps)
-        self._tapped: dict[tuple[int, ...], Self] = {}
-        self._keys = Keys(backbone)
-        self._name = name
-        self._announce = announce
-        self._passes: dict[tuple[int, int], Compiled] = {}
+        super().__init__(forward)
+        self._traced = Traced(forward)
+        self._announce, self._compiler = announce, compiler
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
         self._all = torch.ones(SIZES[-1], SIZES[-1], dtype=torch.bool)
+        self._index = torch.empty(0, dtype=torch.long)  # 0, 1, 2, …
 
-    def tapped(self, layers: Sequence[int]) -> Self:
-        """Other passes, which put out the hidden states of layers too; the same every time."""
-        if (key := tuple(layers)) not in self._tapped:
-            parts = *self._parts, self._announce, self._compiler
-            self._tapped[key] = type(self)(*parts, taps=key, older=self._older)
-        return self._tapped[key]
-
-    def takes(self, new: int, cache: KVCache) -> bool:
-        """Whether there is a pass for so many rows: not for prompts."""
-        return cache.length >= LEAST and new <= SIZES[-1]
-
-    def capacity(self, rows: int) -> int:
-        """Rows of the cache that a sequence of so many needs."""
-        return rows + self.spare
+    def supports(self, inputs: Inputs, new: NewPositions | None) -> bool:
+        """Return whether there is a pass for such inputs: not for prompts."""
+        if new is not None:
+            cache, count = new.cache, new.positions.shape[0]
+            roomy = cache.length + SIZES[-1] <= cache.capacity >= PADDING
+            if count > SIZES[-1] or cache.length < CONTEXT or not roomy:
+                return False
+        return self._forward.supports(inputs) and self._forward.compiles(inputs)
 
     def prepare(self, most: int) -> None:
-        """Compile or load the passes for up to so many rows now, and not when they are needed."""
-        for size in SIZES:
-            self._pass(size)
-            if size >= most:
-                return
+        """Compile or load the passes of such rounds now, and not when they are needed."""
+        for inputs in self._forward.examples(min(most, SIZES[-1])):
+            if self._forward.supports(inputs) and self._forward.compiles(inputs):
+                given = self._forward.with_indices(inputs)
+                self._pass(given, self._forward.padded(shapes_of(given), SIZES))
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> tuple[Tensor, ...]:
-        """Append n rows to the cache.
+    def _run(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        forward = self._forward
+        given = forward.with_indices(inputs)
+        shapes = shapes_of(given)
+        padded = forward.padded(shapes, SIZES)
+        run = self._pass(given, padded)
+        if padded != shapes:
+            given = [pad_to(part, shape) for part, shape in zip(given, padded, strict=True)]
+        if new is not None:
+            given = [*given, *self._appended(new, forward.count(padded))]
+        outputs = tuple(run(given))
+        if new is not None:
+            new.cache.advance(new.positions.shape[0])
+        return outputs if padded == shapes else forward.trimmed(outputs, inputs)
 
-        Args:
-            tokens: ``[n]`` long.
-            positions: ``[n]`` long.
-            mask: ``[n, n]`` bool, who sees whom among the new rows, or with ``older`` ``[n, W]``,
-                among the last W keys, W >= n; None: every row sees every key.
-            cache: of one sequence, with ``SPARE`` rows to spare and something in it.
-
-        Returns:
-            Hidden states ``[n, H]``, logits ``[n, V]`` and, with taps, ``[n, L, H]``.
-        """
-        new, size = tokens.shape[0], size_for(tokens.shape[0])
-        mask = self._all[:new, :new] if mask is None else mask
-        columns = self._keys.noted(positions, size, cache)
-        if size > new:
-            tokens = functional.pad(tokens, (0, size - new))
-            positions, mask = padded(positions, mask, size - new)
+    def _appended(self, new: NewPositions, size: int) -> list[Tensor]:
+        """Return positions ``[N]``, mask ``[N, W]``, columns ``[S]``, and keys and values of every
+        layer, ``[1, G, C, D]`` each."""
+        positions, mask, cache = new
+        count, stop = positions.shape[0], cache.length + size
+        if mask is None:
+            mask = self._all[:count, :count]
+        if cache.positions is None:
+            columns = self._up_to(stop)
+        else:
+            cache.record_positions(positions[None])
+            columns = cache.positions[0, :stop]
+        if size > count:
+            positions, mask = _padded(positions, mask, size - count)
         keys, values = cache.tensors()
-        outputs = self._pass(size)([tokens, positions, mask, columns, *keys, *values])
-        cache.advance(new)
-        return tuple(output[:new] for output in outputs)
+        return [positions, mask, columns, *keys, *values]
 
-    def _pass(self, size: int) -> Compiled:
-        """The pass of that size, whatever the length of the context and of the cache."""
-        key = (size, torch.get_num_threads())
-        run = self._passes.get(key)
+    def _up_to(self, stop: int) -> Tensor:
+        """Return ``[stop]`` long, 0, 1, 2, …: a slice of a table that is made once."""
+        if self._index.shape[0] < stop:
+            self._index = torch.arange(2 * stop)
+        return self._index[:stop]
+
+    def _pass(self, given: Inputs, padded: Shapes) -> Compiled:
+        """Return the pass for inputs of these shapes, whatever the context and the cache are."""
+        key = (torch.get_num_threads(), *padded)
+        run = self._compiled.get(key)
         if run is None:
-            keys, values, columns, shapes = self._keys.example(size)
-            numbers = torch.zeros(size, dtype=torch.long)
-            mask = torch.ones(size, size + self._older, dtype=torch.bool)
-            width = {1: torch.export.Dim("width", min=1, max=2**16)} if self._older else {}
-            run = self._passes[key] = self._compiler(
-                self._traced,
-                (numbers, numbers.clone(), mask, columns, keys, values),
-                ({}, {}, width, shapes.columns, shapes.rows, shapes.rows),
-                name=f"{self._name}{'-tapped' if self._traced.taps else ''}-{size}-rows",
-                announce=self._announce,
-            )
+            run = self._compiled[key] = self._compile(given, padded)
         return run
 
+    def _compile(self, given: Inputs, padded: Shapes) -> Compiled:
+        parts = zip(given, padded, strict=True)
+        example: list[Any] = [[torch.zeros(shape, dtype=part.dtype) for part, shape in parts]]
+        shapes: list[Any] = [[{} for _ in padded]]
+        if self._forward.layout.layers:
+            more, dynamic = self._example(self._forward.count(padded))
+            example, shapes = [*example, *more], [*shapes, *dynamic]
+        return self._compiler(
+            self._traced,
+            tuple(example),
+            tuple(shapes),
+            name=self._forward.label(padded),
+            announce=self._announce,
+        )
 
-class Rows(nn.Module):
-    """What is traced: a backbone whose cache is made of the inputs."""
+    def _example(self, new: int) -> tuple[list[Any], list[Any]]:
+        """Return what ``_appended`` gives for N new positions, and which dimensions of it vary.
 
-    def __init__(
-        self, backbone: Backbone, head: Callable[[Tensor], Tensor], taps: Sequence[int] = ()
-    ) -> None:
+        Raises:
+            FalconLabError: a layer keeps nothing of its own.
+        """
+        layout = self._forward.layout
+        layers = [layer for layer in layout.layers if layer is not None]
+        if len(layers) < len(layout.layers):
+            raise FalconLabError("not every layer has keys and values of its own")
+        capacity = 2 * PADDING + new
+        sides = [
+            [torch.zeros(1, heads, capacity, size, dtype=layer.dtype) for heads, size in sizes]
+            for sizes, layer in (((one.key, one.value), one) for one in layers)
+        ]
+        wide = self._forward.wide_mask
+        columns = torch.arange(new + PADDING // 2)
+        example = [
+            torch.zeros(new, dtype=torch.long),
+            torch.ones(new, new + wide, dtype=torch.bool),  # as wide as new is taken for a constant
+            columns,
+            *([side[which] for side in sides] for which in (0, 1)),
+        ]
+        width = {1: torch.export.Dim("width", min=1, max=2**16)} if wide else {}
+        seen = {0: torch.export.Dim("seen", min=new + CONTEXT, max=2**20)}
+        room = [{2: torch.export.Dim("room", min=PADDING, max=2**21)}] * len(layers)
+        return example, [{}, width, seen, room, room]
+
+
+class Traced(nn.Module):
+    """What is traced: a forward whose cache is made of the inputs."""
+
+    def __init__(self, forward: Forward) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head = head
-        self.taps = tuple(taps)
+        self.inner = forward
 
     def forward(
         self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        columns: Tensor,
-        keys: list[Tensor],
-        values: list[Tensor],
-    ) -> tuple[Tensor, ...]:
+        inputs: list[Tensor],
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        columns: Tensor | None = None,
+        keys: list[Tensor] | None = None,
+        values: list[Tensor] | None = None,
+    ) -> Outputs:
         """``columns``: ``[S]``, as of ``Slices``."""
-        cache = Slices(keys, values, columns, tokens.shape[0])
-        rows = {"tokens": tokens[None], "positions": positions[None], "mask": mask[None]}
-        hidden, *taps = self.backbone.tapped(self.taps, **rows, cache=cache)
-        return hidden[0], self.head(hidden[0]), *(states[0] for states in taps)
+        if positions is None or columns is None or keys is None or values is None:
+            return self.inner.traced(inputs, None)
+        cache = Slices(keys, values, columns, positions.shape[0])
+        return self.inner.traced(inputs, NewPositions(positions, mask, cache))
 
 
 class Slices(Cache):
-    """As ``KVCache``, for tracing: rows go where the shapes of the inputs say.
+    """As ``KVCache``, for tracing: new positions go where the shapes of the inputs say.
 
     Args:
         keys, values: of every layer, ``[1, G, C, D]``.
         columns: ``[S]`` long, as many as there are keys: their positions, where layers have a
             window, else any numbers.
-        new: rows of the pass.
+        new: positions of the pass.
     """
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], columns: Tensor, new: int) -> None:
@@ -288,13 +297,13 @@ class Slices(Cache):
 
     @property
     def length(self) -> int:
-        """Rows before those of the pass."""
+        """Return the number of positions before those of the pass."""
         return self._columns.shape[0] - self._new
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write a layer's new rows; all its rows."""
+        """Write a layer's new keys and values, and return all of them."""
         keys, values, stop = self._keys[layer_idx], self._values[layer_idx], self.length + self._new
         keys[:, :, self.length : stop] = key_states
         values[:, :, self.length : stop] = value_states
@@ -313,67 +322,13 @@ class Slices(Cache):
         return self.length + query_length, 0
 
 
-def padded(positions: Tensor, mask: Tensor, more: int) -> tuple[Tensor, Tensor]:
-    """Positions ``[n]`` and mask ``[n, W]`` with so many rows of nothing behind them.
+def _padded(positions: Tensor, mask: Tensor, more: int) -> tuple[Tensor, Tensor]:
+    """Put padding behind positions ``[n]`` and a mask ``[n, W]``.
 
-    Those see what is before and themselves, and nobody sees them.
+    It attends to what is before and to itself, and nothing attends to it.
     """
     new, width = mask.shape
     wider = mask.new_zeros(new + more, width + more)
     wider[:new, :width] = mask
     wider.diagonal(width - new)[new:] = True
     return functional.pad(positions, (0, more)), wider
-
-
-class Shapes(NamedTuple):
-    """Which dimensions of a cache vary, as ``torch.export.export`` takes them."""
-
-    columns: dict[int, Any]
-    rows: list[dict[int, Any]]
-
-
-class Keys:
-    """Caches to trace with.
-
-    Args:
-        backbone: whose layers they are for.
-    """
-
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
-        self._columns = torch.empty(0, dtype=torch.long)
-
-    def columns(self, stop: int) -> Tensor:
-        """``[stop]`` long, 0, 1, 2, …: a slice of a table that is made once."""
-        if self._columns.shape[0] < stop:
-            self._columns = torch.arange(2 * stop)
-        return self._columns[:stop]
-
-    def noted(self, positions: Tensor, size: int, cache: KVCache) -> Tensor:
-        """Note the positions ``[n]`` of new rows; ``[S]`` columns for a pass of N rows."""
-        stop = cache.length + size
-        if cache.positions is None:
-            return self.columns(stop)
-        cache.record_positions(positions[None])
-        return cache.positions[0, :stop]
-
-    def example(self, new: int) -> tuple[list[Tensor], list[Tensor], Tensor, Shapes]:
-        """Keys, values, columns and their shapes for a pass over ``new`` rows.
-
-        Raises:
-            FalconLabError: a layer keeps no rows of its own.
-        """
-        layers = [layer for layer in self._backbone.layout.layers if layer is not None]
-        if len(layers) < len(self._backbone.layout.layers):
-            raise FalconLabError("not every layer has keys and values of its own")
-        capacity = 2 * SPARE + new
-        sides = [
-            [torch.zeros(1, heads, capacity, size, dtype=layer.dtype) for heads, size in sizes]
-            for layer in layers
-            for sizes in [(layer.key, layer.value)]
-        ]
-        seen = torch.export.Dim("seen", min=new + LEAST, max=2**20)
-        room = torch.export.Dim("room", min=SPARE, max=2**21)
-        shapes = Shapes({0: seen}, [{2: room}] * len(layers))
-        columns = torch.arange(new + SPARE // 2)
-        return [side[0] for side in sides], [side[1] for side in sides], columns, shapes

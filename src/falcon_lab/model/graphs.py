@@ -1,40 +1,43 @@
-"""The cache that CUDA graphs work on, and what they read of it.
+"""A forward replayed as CUDA graphs, over a cache whose memory stays where it is.
 
-A graph knows shapes and addresses, and nothing else: where new rows go, who sees whom and how long
-the context is are all read from tensors. Keys that every row sees for sure, ``earlier`` of them,
-need no mask, which lets a kernel without one read them (``targets/attention``); the rest, a tail of
-fixed width behind them, is seen under a mask made on the device. As the text grows, the next graph
-takes over every so many keys.
+A graph knows shapes and addresses, and nothing else: where new keys go, the attention mask and the
+length of the context are all read from tensors. Keys that every new position attends to,
+``earlier`` of them, need no mask, which lets a kernel without one read them (``attention/``); the
+rest, a tail of fixed width behind them, is attended to under a mask made on the device. As the text
+grows, the next graph takes over every so many keys.
 
-Shapes: n new rows, N rows of a graph (n and padding), W columns of a mask, O columns of older rows
-in it, T keys of the tail, G key/value heads, C capacity, D head size.
-
-Decoder blocks replayed as CUDA graphs for a fixed number of new rows, over a cache that stays.
-
-Shapes: n new rows, N rows of a graph (n and padding), W columns of a mask, L tapped layers,
-H hidden, V vocabulary.
+Shapes: n new positions, N the same with padding, W columns of a mask, O of them about older keys,
+T keys of the tail, G key/value heads, C capacity, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from falcon_lab.interfaces import Announce, Outputs, Recorder, Run
-from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.kv_cache import GrowingCache, KVCache
+from falcon_lab.model.passes import (
+    Forward,
+    ForwardPass,
+    Inputs,
+    NewPositions,
+    Shapes,
+    shapes_of,
+    size_for,
+)
 from falcon_lab.model.recording import Attempts
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows of a graph. Weights are read once for all of them: a few more cost next to nothing."""
+"""New positions of a graph. Weights are read once for all: a few more cost next to nothing."""
 
-SPARE = 64
-"""Cache rows beyond what is needed, for the padding of a pass (the widest gap between sizes)."""
+PADDING = 64
+"""Cache positions beyond what is needed, for padding (the widest gap between sizes)."""
 
 STEP = 256
 """Keys after which the next graph takes over; long contexts take longer steps (1/32 to 1/64)."""
@@ -48,39 +51,39 @@ class GraphStorage:
     longer sequence comes, and its graphs are captured anew.
 
     Args:
-        backbone: whose rows are kept.
+        forward: whose keys and values are kept.
         attempts: captures.
         step: keys after which the next graph takes over, in short contexts; a power of two.
     """
 
-    def __init__(self, backbone: Backbone, attempts: Attempts, step: int = STEP) -> None:
-        self._backbone = backbone
+    def __init__(self, forward: Forward, attempts: Attempts, step: int = STEP) -> None:
+        self._forward = forward
         self._attempts = attempts
         self._step = step
         self._lent: GrowingCache | None = None
         self._keys: list[Tensor] = []  # of the memory that the graphs were captured over
         self._graphs: dict[Hashable, Run] = {}
 
-    def capacity(self, rows: int) -> int:
-        """C of the cache that a sequence of so many rows gets: rounded up, so that few differ."""
-        rows += SPARE
-        unit = max(self._step, 1 << max(0, rows.bit_length() - 4))
-        rounded = -(-rows // unit) * unit
+    def capacity(self, positions: int) -> int:
+        """Return C of the cache that a sequence gets: rounded up, so that few differ."""
+        needed = positions + PADDING
+        unit = max(self._step, 1 << max(0, needed.bit_length() - 4))
+        rounded = -(-needed // unit) * unit
         return rounded if self._lent is None else max(rounded, self._lent.capacity)
 
     @property
-    def held(self) -> int:
-        """Bytes that the next cache takes over."""
+    def nbytes(self) -> int:
+        """Return the memory that the next cache takes over."""
         return 0 if self._lent is None else self._lent.nbytes
 
-    def new_cache(self, rows: int, most: int | None = None) -> GrowingCache:
-        """An empty cache for one sequence; the one before is empty-handed from now on.
+    def new_cache(self, positions: int, most: int | None = None) -> GrowingCache:
+        """Return an empty cache for one sequence; the one before holds nothing from now on.
 
         Args:
-            rows: that are needed.
-            most: rows up to which it doubles when more are needed.
+            positions: that are needed.
+            most: positions up to which it doubles when more are needed.
         """
-        capacity = self.capacity(rows)
+        capacity = self.capacity(positions)
         before, self._lent = self._lent, None
         if before is not None:
             taken_over = before.hand_over()
@@ -89,13 +92,13 @@ class GraphStorage:
                 return taken_over
             self._forget()
             del taken_over  # gone before more is taken
-        layers = self._backbone.config.num_hidden_layers
-        self._lent = GrowingCache(layers, capacity, self._backbone.layout, most or capacity)
+        layout = self._forward.layout
+        self._lent = GrowingCache(len(layout.layers), capacity, layout, most or capacity)
         return self._lent
 
-    def takes(self, cache: KVCache) -> bool:
-        """Whether there are graphs over a cache: over the one that was asked for last."""
-        return cache is self._lent and cache.length > 0 and not self._attempts.failed
+    def owns(self, cache: KVCache) -> bool:
+        """Return whether graphs can be over a cache: the one asked for last, with some context."""
+        return cache is self._lent and cache.length > 0
 
     def replay(
         self, key: tuple[Hashable, ...], tail: Tail, cache: KVCache, body: Body
@@ -105,7 +108,7 @@ class GraphStorage:
         Args:
             key: of the pass; passes of one key are the same but for what their inputs hold.
             tail: filled, and the key's own.
-            cache: the pass is written behind its rows, which count no more than before.
+            cache: the pass writes behind its positions, and does not count what it writes.
             body: the pass.
 
         Returns:
@@ -123,8 +126,9 @@ class GraphStorage:
             positions = cache.positions
 
             def whole() -> Outputs:
-                rows = StaticRows(keys, values, positions, tail.start + tail.count, seen)
-                return body(rows, tail.seen(earlier, seen))
+                index = tail.start + tail.count
+                cache = StaticPositions(keys, values, positions, index, seen)
+                return body(cache, tail.seen(earlier, seen))
 
             captured = self._attempts.capture(whole)
             if captured is None:
@@ -140,12 +144,12 @@ class GraphStorage:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where the N rows of a pass go and whom they see, at addresses that stay.
+    """Where the N new keys of a pass go and their attention mask, at addresses that stay.
 
     Attributes:
-        mask: ``[N, O + N]`` bool: who sees whom among O older rows and the new ones.
-        blank: the same with every row seeing itself and what is older.
-        start: ``[]`` long, where the first of the new rows goes.
+        mask: ``[N, O + N]`` bool, over O older keys and the new ones.
+        blank: the same with every position attending to itself and what is older.
+        start: ``[]`` long, where the first of the new keys goes.
         count: ``[N]`` long, 0, 1, 2, …
     """
 
@@ -156,7 +160,7 @@ class Tail:
 
     @classmethod
     def empty(cls, size: int, older: int, device: torch.device) -> Tail:
-        """For N rows, O of them older."""
+        """Return one for N new keys behind O older ones."""
         with torch.inference_mode(False):
             blank = torch.eye(size, older + size, dtype=torch.bool, device=device).roll(older, 1)
             blank[:, :older] = True
@@ -177,10 +181,10 @@ class Tail:
         """Take a pass's own values in.
 
         Args:
-            mask: ``[n, W]`` bool, who sees whom among the last W keys, n <= W <= O + n, all that
-                is before being seen; None: every row sees every key.
-            new: n; the rest is padding, which sees itself and what is older.
-            start: where the first of the new rows goes.
+            mask: ``[n, W]`` bool over the last W keys, n <= W <= O + n, all keys before them being
+                attended to; None: every position attends to every key.
+            new: n; the rest is padding, which attends to itself and what is older.
+            start: where the first of the new keys goes.
         """
         self.start.fill_(start)
         width = new if mask is None else mask.shape[1]
@@ -193,20 +197,20 @@ class Tail:
             seen.fill_(True)
 
     def seen(self, earlier: int, stop: int) -> Tensor:
-        """``[1, N, T]``: who sees whom among the keys from ``earlier`` to ``stop``."""
+        """Return the mask ``[N, T]`` over the keys from ``earlier`` to ``stop``."""
         width, older = self.mask.shape[1], self.older
         column = torch.arange(earlier + older, stop + older, device=self.mask.device) - self.start
         inside = self.mask.index_select(1, column.clamp(0, width - 1)) & (column < width)
-        return (inside | (column < 0)).unsqueeze(0)
+        return inside | (column < 0)
 
 
-class StaticRows(Cache):
-    """As ``KVCache``, for capturing: a tensor says where rows go, and the shape is always the same.
+class StaticPositions(Cache):
+    """As ``KVCache``, for capturing: a tensor says where new keys go, and all shapes are fixed.
 
     Args:
         keys, values: of every layer, ``[1, G, C, D]``.
         positions: ``[1, C]`` of the keys, where layers have a window.
-        index: ``[N]`` long, where the new rows go.
+        index: ``[N]`` long, where the new keys go.
         seen: keys that a layer is given.
     """
 
@@ -231,14 +235,14 @@ class StaticRows(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write a layer's new rows; the keys and values that the pass is about."""
+        """Write a layer's new keys and values, and return those that the pass is about."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys.index_copy_(2, self._index, key_states.to(keys.dtype))
         values.index_copy_(2, self._index, value_states.to(values.dtype))
         return keys[:, :, : self._seen], values[:, :, : self._seen]
 
     def record_positions(self, positions: Tensor) -> Tensor:
-        """Note the new rows' positions; those of all keys."""
+        """Note the positions of the new keys, and return those of all keys."""
         assert self._positions is not None
         self._positions.index_copy_(1, self._index, positions)
         return self._positions[:, : self._seen]
@@ -252,155 +256,154 @@ class StaticRows(Cache):
         return self._seen, 0
 
 
-Body = Callable[[StaticRows, Tensor], Outputs]
-"""Cache and ``[1, N, T]`` mask -> what a pass puts out."""
+Body = Callable[[StaticPositions, Tensor], Outputs]
+"""Cache and ``[N, T]`` mask -> what a pass puts out."""
 
 
 def step_of(keys: int, least: int = STEP) -> int:
-    """Keys between one graph and the next, around so many of them."""
+    """Return the number of keys between one graph and the next, around so many of them."""
     return max(least, 1 << max(0, keys.bit_length() - 6))
 
 
 def floor_of(keys: int, least: int = STEP) -> int:
-    """The earlier keys of the graph that serves so many. (All steps are powers of two.)"""
+    """Return the earlier keys of the graph that serves so many. (All steps are powers of two.)"""
     step = step_of(keys, least)
     return keys // step * step
 
 
-def size_for(rows: int) -> int | None:
-    """N for n rows; 0 for none; None where there is no graph as large."""
-    if rows == 0:
-        return 0
-    return next((size for size in SIZES if rows <= size), None)
+class GraphPass(ForwardPass):
+    """A forward replayed as CUDA graphs, one for each of the padded shapes that come.
 
-
-class GraphRows:
-    """The decoder blocks of a backbone and what follows them.
+    Captured once or never: what cannot be captured goes through the module, and says so once.
 
     Args:
-        backbone: its weights are read where they are now; move it before.
-        head: ``[N, H]`` hidden states -> ``[N, V]`` logits.
-        name: of the pass, for the user.
+        forward: its weights are read where they are now; move it before.
         announce: takes one line for the user, if there can be no graphs.
         recorder: captures.
         step: as of ``GraphStorage``.
-        taps: layers whose hidden states are put out too.
-
-    Attributes:
-        storage: where caches come from.
-        spare: cache rows that a pass needs beyond those of its sequence: none.
     """
-
-    spare = 0
 
     def __init__(
-        self,
-        backbone: Backbone,
-        head: Callable[[Tensor], Tensor],
-        name: str,
-        announce: Announce,
-        recorder: Recorder,
-        *,
-        step: int = STEP,
-        taps: Sequence[int] = (),
+        self, forward: Forward, announce: Announce, recorder: Recorder, *, step: int = STEP
     ) -> None:
-        self.storage = GraphStorage(backbone, Attempts(name, recorder, announce), step)
-        self._parts = backbone, head, name, announce, recorder
-        self._step = step
-        self._backbone = backbone
-        self._head = head
-        self._taps = tuple(taps)
-        self._tapped: dict[tuple[int, ...], Self] = {}
-        self._inputs: dict[tuple[int, int], _Inputs] = {}
-
-    def tapped(self, layers: Sequence[int]) -> Self:
-        """Other graphs, with caches of their own, which put out the hidden states of layers too;
-        the same every time."""
-        if (key := tuple(layers)) not in self._tapped:
-            self._tapped[key] = type(self)(*self._parts, step=self._step, taps=key)
-        return self._tapped[key]
+        super().__init__(forward)
+        self._attempts = Attempts(forward.name, recorder, announce)
+        self._storage = GraphStorage(forward, self._attempts, step)
+        self._buffers: dict[tuple[Hashable, ...], Buffers] = {}
+        self._without_cache: dict[Shapes, Run] = {}
 
     @property
-    def held(self) -> int:
-        """Bytes of the last cache, which the next one takes over."""
-        return self.storage.held
+    def reserved_bytes(self) -> int:
+        """Return the memory of the last cache, which the next one takes over."""
+        return self._storage.nbytes
 
-    def capacity(self, rows: int) -> int:
-        """Rows of the cache that a sequence of so many gets."""
-        return self.storage.capacity(rows)
+    def capacity(self, positions: int) -> int:
+        """Return the capacity, rounded up, so that few differ."""
+        return self._storage.capacity(positions)
+
+    def new_cache(self, positions: int, most: int | None = None) -> GrowingCache:
+        """Return an empty cache for one sequence; the one before holds nothing from now on."""
+        return self._storage.new_cache(positions, most)
 
     def prepare(self, most: int) -> None:
-        """Nothing yet: a graph is captured when a pass of its shape first comes."""
+        """Do nothing yet: a graph is captured when a pass of its shape first comes."""
 
-    def takes(self, new: int, cache: KVCache) -> bool:
-        """Whether so many rows are replayed: not for prompts, nor over a cache from elsewhere."""
-        return new <= SIZES[-1] and self.storage.takes(cache)
+    def supports(self, inputs: Inputs, new: NewPositions | None) -> bool:
+        """Return whether these are replayed: no prompts, and no cache from elsewhere."""
+        if self._attempts.failed or not self._forward.supports(inputs):
+            return False
+        few = new is None or new.positions.shape[0] <= SIZES[-1]
+        return few and (new is None or self._storage.owns(new.cache))
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> Outputs:
-        """Append n rows to the cache.
-
-        Args:
-            tokens: ``[n]`` long.
-            positions: ``[n]`` long.
-            mask: ``[n, W]`` bool, who sees whom among the last W keys, W >= n, all that is before
-                being seen; None: every row sees every key.
-            cache: the one that ``storage`` has given last, with something in it.
-
-        Returns:
-            Hidden states ``[n, H]``, logits ``[n, V]`` and, with taps, ``[n, L, H]``.
-        """
-        new = tokens.shape[0]
-        size, older = size_for(new), size_for(0 if mask is None else mask.shape[1] - new)
-        if size is None or older is None or cache.length + size > cache.capacity:
-            return self._plainly(tokens, positions, mask, cache)
-        inputs = self._inputs.get((size, older))
-        if inputs is None:
-            inputs = self._inputs[size, older] = _Inputs.empty(size, older, tokens.device)
-        inputs.tokens[:new].copy_(tokens)
-        inputs.positions[:new].copy_(positions)
-        inputs.tail.fill(mask, new, cache.length)
-
-        def body(rows: StaticRows, seen: Tensor) -> Outputs:
-            tokens, positions = inputs.tokens[None], inputs.positions[None]
-            return self._run(tokens=tokens, positions=positions, mask=seen, cache=rows)
-
-        outputs = self.storage.replay((size, older), inputs.tail, cache, body)
+    def _run(self, inputs: Inputs, new: NewPositions | None) -> Outputs | None:
+        forward, shapes = self._forward, shapes_of(inputs)
+        padded = forward.padded(shapes, SIZES) if forward.pads_graphs else shapes
+        if new is None:
+            outputs = self._replay_alone(inputs, padded)
+        else:
+            outputs = self._replay(inputs, padded, new)
         if outputs is None:
-            return self._plainly(tokens, positions, mask, cache)
-        cache.advance(new)
-        return tuple(output[:new].clone() for output in outputs)
+            return None
+        if padded != shapes:
+            outputs = forward.trimmed(outputs, inputs)
+        return tuple(output.clone() for output in outputs)
 
-    def _plainly(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
-    ) -> Outputs:
-        """The pass as the modules do it."""
-        seen = None if mask is None else mask[None]
-        return self._run(tokens=tokens[None], positions=positions[None], mask=seen, cache=cache)
+    def _replay_alone(self, inputs: Inputs, padded: Shapes) -> Outputs | None:
+        if padded not in self._buffers:
+            self._buffers[padded] = Buffers.like(inputs, padded)
+        buffers = self._buffers[padded]
+        buffers.fill(inputs)
+        run = self._without_cache.get(padded)
+        if run is None:
+            run = self._attempts.capture(lambda: self._forward(buffers.inputs, None))
+            if run is None:
+                return None
+            self._without_cache[padded] = run
+        return run()
 
-    def _run(self, **rows: Any) -> Outputs:
-        """``[1, N]`` rows through the modules; what ``__call__`` returns, N of them."""
-        hidden, *taps = self._backbone.tapped(self._taps, **rows)
-        return hidden[0], self._head(hidden[0]), *(states[0] for states in taps)
+    def _replay(self, inputs: Inputs, padded: Shapes, new: NewPositions) -> Outputs | None:
+        positions, mask, cache = new
+        count = positions.shape[0]
+        size = self._forward.count(padded)
+        earlier = 0 if mask is None else mask.shape[1] - count
+        if earlier > SIZES[-1] or cache.length + size > cache.capacity:
+            return None
+        older = size_for(earlier, (0, *SIZES))
+        key = (size, older, *padded)
+        if key not in self._buffers:
+            buffers = Buffers.like(inputs, padded)
+            self._buffers[key] = buffers.with_positions(size, older, positions.device)
+        buffers = self._buffers[key]
+        buffers.fill(inputs)
+        assert buffers.positions is not None
+        assert buffers.tail is not None
+        buffers.positions[:count].copy_(positions)
+        buffers.tail.fill(mask, count, cache.length)
+
+        def body(cache: StaticPositions, mask: Tensor) -> Outputs:
+            assert buffers.positions is not None
+            found: Outputs = self._forward(
+                buffers.inputs, NewPositions(buffers.positions, mask, cache)
+            )
+            return found
+
+        outputs = self._storage.replay(key, buffers.tail, cache, body)
+        if outputs is not None:
+            cache.advance(count)
+        return outputs
 
 
-class _Inputs(NamedTuple):
-    """What a pass of N rows reads, at addresses that stay.
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What a pass reads, at addresses that stay.
 
     Attributes:
-        tokens: ``[N]`` long.
-        positions: ``[N]`` long.
-        tail: where they go and whom they see.
+        inputs: of the forward, padded.
+        positions: ``[N]`` long, of a pass over a cache.
+        tail: where its new keys go, and its mask.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    tail: Tail
+    inputs: Inputs
+    positions: Tensor | None = None
+    tail: Tail | None = None
 
     @classmethod
-    def empty(cls, size: int, older: int, device: torch.device) -> _Inputs:
-        """For N rows after O older ones."""
+    def like(cls, inputs: Inputs, shapes: Shapes) -> Buffers:
+        """Return zeros of these shapes, each of the dtype and on the device of an input."""
+        parts = zip(inputs, shapes, strict=True)
         with torch.inference_mode(False):
-            numbers = torch.zeros(2, size, dtype=torch.long, device=device)
-            return cls(numbers[0], numbers[1], Tail.empty(size, older, device))
+            return cls([torch.zeros(shape, dtype=p.dtype, device=p.device) for p, shape in parts])
+
+    def with_positions(self, size: int, older: int, device: torch.device) -> Buffers:
+        """Return the same with N positions behind O older ones."""
+        with torch.inference_mode(False):
+            positions = torch.zeros(size, dtype=torch.long, device=device)
+        return replace(self, positions=positions, tail=Tail.empty(size, older, device))
+
+    def fill(self, inputs: Inputs) -> None:
+        """Copy inputs in; what is behind them stays what it was."""
+        for buffer, part in zip(self.inputs, inputs, strict=True):
+            place = buffer
+            if buffer.shape != part.shape:
+                place = buffer[tuple(slice(size) for size in part.shape)]
+            place.copy_(part)

@@ -1,10 +1,6 @@
-"""A copy of an LM head, to train.
+"""The LM head of a target, and a copy of it to train.
 
 Shapes: H hidden, V vocabulary.
-
-What some families do to logits behind the linear map of their LM head.
-
-Shapes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,8 +12,26 @@ import torch
 from torch import Tensor, nn
 
 
-class HeadCopy(nn.Module):
-    """``[..., H]`` -> ``[..., V]``: begins as an LM head, in float32, and can be trained.
+class LMHead(nn.Module):
+    """Map features ``[..., H]`` to the model's own logits ``[..., V]``.
+
+    Args:
+        linear: the model's linear map.
+        config: of the model.
+    """
+
+    def __init__(self, linear: nn.Module, config: Any) -> None:
+        super().__init__()
+        self.linear = linear
+        self._config = config
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits of features."""
+        return final_logits(self.linear(features), self._config)
+
+
+class HeadCopy(LMHead):
+    """Begin as an LM head, in float32, and be trained.
 
     Args:
         head: the model's own, which stays as it is.
@@ -25,17 +39,11 @@ class HeadCopy(nn.Module):
     """
 
     def __init__(self, head: nn.Module, config: Any) -> None:
-        super().__init__()
-        self.linear = copy.deepcopy(head).float().requires_grad_()
-        self._config = config
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits of features."""
-        return final_logits(self.linear(features), self._config)
+        super().__init__(copy.deepcopy(head).float().requires_grad_(), config)
 
 
 def final_logits(logits: Tensor, config: Any) -> Tensor:
-    """``[..., V]`` of the linear map -> the model's own.
+    """Return the model's own logits ``[..., V]``, given those of the linear map.
 
     With the scale of Cohere (``logit_scale``) and Granite (``logits_scaling``) and the soft cap of
     Gemma 2 (``final_logit_softcapping``); loading a target checks that nothing else is missing.

@@ -1,48 +1,304 @@
-"""Rows of a pass the fast way of a device: compiled on a CPU, CUDA graphs on a GPU.
+"""One forward pass of fixed shape, and the ways to run it behind one interface.
 
-Shapes: N rows, H hidden, V vocabulary.
+A ``Forward`` says what is computed: an ``nn.Module`` from a few input tensors, with new positions
+of a KV cache where it has one, to output tensors. A ``ForwardPass`` runs it: ``EagerPass`` calls
+the module, ``CompiledPass`` what inductor has compiled of it ahead of time, and ``GraphPass``
+replays CUDA graphs. Whoever drafts or verifies calls a pass and does not know which one it is: what
+a compiled or captured pass does not support goes through the module.
+
+Shapes: n new positions, N the same with padding, W columns of a mask, H hidden, V vocabulary,
+L tapped layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from falcon_lab.interfaces import Announce, PassCompiler, Recorder
+from falcon_lab.interfaces import Outputs
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import CompiledRows
-from falcon_lab.model.graphs import GraphRows
-from falcon_lab.model.recording import recorder_for
+from falcon_lab.model.kv_cache import GrowingCache, KVLayout
 
-FastRows = CompiledRows | GraphRows
+Inputs = list[Tensor]
+Shapes = tuple[tuple[int, ...], ...]
 
 
-def fast_rows(
-    backbone: Backbone,
-    head: Callable[[Tensor], Tensor],
-    name: str,
-    device: torch.device,
-    announce: Announce,
-    compiler: PassCompiler,
-    recorder: Recorder | None = None,
-    *,
-    older: bool = False,
-) -> FastRows:
-    """A backbone's passes from tokens to logits.
+class NewPositions(NamedTuple):
+    """What a pass appends to a KV cache of one sequence.
+
+    Attributes:
+        positions: ``[n]`` long, of the new keys.
+        mask: ``[n, W]`` bool attention mask over the last W keys, W >= n; all keys before them are
+            attended to. None: every new position attends to every key.
+        cache: holds the keys and values before them.
+    """
+
+    positions: Tensor
+    mask: Tensor | None
+    cache: Any  # a KVCache, or what stands in for it while a pass is traced or captured
+
+
+class Forward(nn.Module, ABC):
+    """What a pass computes, however it is run. A subclass keeps nothing between its calls.
+
+    Attributes:
+        name: of the pass, for the user.
+        wide_mask: whether masks may be about earlier keys than the new ones, too.
+        pads_graphs: whether inputs are padded for CUDA graphs, too.
 
     Args:
-        backbone: where its weights are to stay.
-        head: ``[N, H]`` hidden states -> ``[N, V]`` logits.
-        name: of the pass, for the user.
-        device: where the backbone is.
-        announce: takes one line for the user at a time.
-        compiler: makes the passes on a CPU.
-        recorder: captures graphs; None: on a GPU alone.
-        older: masks may be about rows before the new ones too.
+        name: see above.
     """
-    recorder = recorder or recorder_for(device)
-    if recorder is not None:
-        return GraphRows(backbone, head, name, announce, recorder)
-    return CompiledRows(backbone, head, name, announce, compiler, older=older)
+
+    wide_mask = True
+    pads_graphs = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return what the pass keeps of every position: nothing, unless a subclass says so."""
+        return KVLayout(())
+
+    @abstractmethod
+    def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Compute the outputs, and append keys and values to the cache if there is one."""
+        ...
+
+    def supports(self, inputs: Inputs) -> bool:
+        """Return whether passes over such inputs come often enough to be compiled or captured."""
+        return True
+
+    def count(self, shapes: Shapes) -> int:
+        """Return how many positions inputs of such shapes append."""
+        return 0
+
+    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
+        """Return shapes that many inputs fit into; new positions are padded behind.
+
+        Args:
+            shapes: of the inputs.
+            sizes: numbers of positions that there are passes for, in rising order.
+        """
+        return shapes
+
+    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
+        """Return the outputs of padded inputs without what padding has added."""
+        return outputs
+
+    # --- for a compiler alone ---------------------------------------------------------------
+
+    def compiles(self, inputs: Inputs) -> bool:
+        """Return whether such inputs, which the pass supports, are few enough to be compiled."""
+        return True
+
+    def with_indices(self, inputs: Inputs) -> Inputs:
+        """Return the inputs and what ``traced`` needs to know of them beside their shapes."""
+        return inputs
+
+    def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Compute ``forward`` of padded inputs (``with_indices``), as a compiler can trace it."""
+        return self.forward(inputs, new)
+
+    def label(self, shapes: Shapes) -> str:
+        """Return the name of the pass for inputs of such shapes."""
+        return self.name
+
+    def examples(self, most: int) -> Iterator[Inputs]:
+        """Yield inputs of every shape that rounds of up to ``most`` new tokens begin with."""
+        yield from ()
+
+
+class TokensForward(Forward):
+    """A language model from ``[n]`` tokens to hidden states ``[n, H]``, logits ``[n, V]`` and, with
+    taps, ``[n, L, H]``.
+
+    Args:
+        backbone: the decoder layers.
+        head: ``[n, H]`` hidden states -> ``[n, V]`` logits.
+        name: of the pass, for the user.
+        taps: layers whose hidden states are put out too.
+        wide_mask: as of ``Forward``.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: Callable[[Tensor], Tensor],
+        name: str,
+        taps: Sequence[int] = (),
+        *,
+        wide_mask: bool = False,
+    ) -> None:
+        super().__init__(name)
+        self.backbone, self.head, self.taps = backbone, head, tuple(taps)
+        self.wide_mask = wide_mask
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return that of the backbone."""
+        return self.backbone.layout
+
+    def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Read ``[n]`` tokens."""
+        assert new is not None
+        hidden, *taps = self.backbone.tapped(
+            self.taps,
+            tokens=inputs[0][None],
+            positions=new.positions[None],
+            mask=None if new.mask is None else new.mask[None],
+            cache=new.cache,
+        )
+        return hidden[0], self.head(hidden[0]), *(states[0] for states in taps)
+
+    def count(self, shapes: Shapes) -> int:
+        """Return the number of tokens."""
+        return shapes[0][0]
+
+    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
+        """Return a number of tokens that there is a pass for."""
+        return ((size_for(shapes[0][0], sizes),),)
+
+    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
+        """Return what belongs to the tokens that were given."""
+        new = inputs[0].shape[0]
+        return tuple(output[:new] for output in outputs)
+
+    def label(self, shapes: Shapes) -> str:
+        """Return the name with the number of tokens."""
+        return f"{self.name}{'-tapped' if self.taps else ''}-{shapes[0][0]}-tokens"
+
+    def examples(self, most: int) -> Iterator[Inputs]:
+        """Yield one to ``most`` tokens."""
+        for new in range(1, most + 1):
+            yield [torch.zeros(new, dtype=torch.long)]
+
+
+class ForwardPass(ABC):
+    """A way to run a ``Forward`` again and again.
+
+    A pass over a cache serves one sequence at a time; its deep copy, for another sequence of a
+    batch, is eager. One without a cache is shared by its copies.
+
+    Attributes:
+        padding: cache positions that a pass writes beyond those of its sequence.
+        reserved_bytes: memory of the last cache that the next one takes over.
+        is_eager: whether it goes through the module as it is.
+
+    Args:
+        forward: what is computed.
+    """
+
+    padding = 0
+    is_eager = False
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardPass:
+        if not self.is_eager and not self._forward.layout.layers:
+            return self
+        return EagerPass(copy.deepcopy(self._forward, memo))
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Return zero, unless a subclass says otherwise."""
+        return 0
+
+    def capacity(self, positions: int) -> int:
+        """Return the capacity of the cache that a sequence of so many positions gets."""
+        return positions + self.padding
+
+    def cache_bytes(self, positions: int) -> int:
+        """Return the memory of that cache, exactly."""
+        return self._forward.layout.bytes(self.capacity(positions))
+
+    def new_cache(self, positions: int, most: int | None = None) -> GrowingCache:
+        """Return an empty cache for one sequence; the one before may be of no use any more.
+
+        Args:
+            positions: that are needed.
+            most: positions up to which it doubles when more are needed (``reserve``).
+        """
+        layout, capacity = self._forward.layout, self.capacity(positions)
+        return GrowingCache(len(layout.layers), capacity, layout, most or capacity)
+
+    def reserve(self, cache: Any, positions: int) -> bool:
+        """Make room for a pass up to so many positions; whether the cache has grown."""
+        grown: bool = cache.reserve(positions + self.padding)
+        return grown
+
+    @abstractmethod
+    def prepare(self, most: int) -> None:
+        """Compile or load the passes of rounds of up to so many new tokens, if that takes long."""
+        ...
+
+    @abstractmethod
+    def supports(self, inputs: Inputs, new: NewPositions | None) -> bool:
+        """Return whether these inputs take the way of this pass, and not the module's."""
+        ...
+
+    def __call__(self, inputs: Inputs, new: NewPositions | None = None) -> Outputs:
+        """Compute the outputs, the caller's own to keep, and append to the cache."""
+        outputs = self._run(inputs, new) if self.supports(inputs, new) else None
+        if outputs is None:
+            outputs = self._forward(inputs, new)
+        return outputs
+
+    @abstractmethod
+    def _run(self, inputs: Inputs, new: NewPositions | None) -> Outputs | None:
+        """Run inputs that are supported; None if it turns out to be impossible."""
+        ...
+
+
+class EagerPass(ForwardPass):
+    """The module as it is."""
+
+    is_eager = True
+
+    def prepare(self, most: int) -> None:
+        """Do nothing: there is nothing to prepare."""
+
+    def supports(self, inputs: Inputs, new: NewPositions | None) -> bool:
+        """Return True: a module takes any shapes."""
+        return True
+
+    def __call__(self, inputs: Inputs, new: NewPositions | None = None) -> Outputs:
+        """Call the module."""
+        outputs: Outputs = self._forward(inputs, new)
+        return outputs
+
+    def _run(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        return self(inputs, new)
+
+
+PassMaker = Callable[[Forward], ForwardPass]
+"""Chooses how a ``Forward`` is run."""
+
+
+def size_for(count: int, sizes: Sequence[int]) -> int:
+    """Return the smallest of the sizes that is at least ``count``, which is one of them at most."""
+    return next(size for size in sizes if count <= size)
+
+
+def shapes_of(inputs: Inputs) -> Shapes:
+    """Return the shape of every input."""
+    return tuple(tuple(part.shape) for part in inputs)
+
+
+def pad_to(part: Tensor, shape: Sequence[int]) -> Tensor:
+    """Put zeros behind each dimension, up to a shape."""
+    more = [
+        side
+        for have, want in zip(reversed(part.shape), reversed(shape), strict=True)
+        for side in (0, want - have)
+    ]
+    return functional.pad(part, more) if any(more) else part

@@ -18,11 +18,10 @@ from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.compiled import compile_ahead
+from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.fingerprint import fingerprint
-from falcon_lab.model.graphs import GraphRows
 from falcon_lab.model.kv_cache import BatchCache, KVCache
-from falcon_lab.model.lm_head import HeadCopy, final_logits
+from falcon_lab.model.lm_head import HeadCopy, LMHead
 from falcon_lab.model.masks import (
     PaddedTrees,
     batch_step_mask,
@@ -31,7 +30,13 @@ from falcon_lab.model.masks import (
     packed_mask,
     send,
 )
-from falcon_lab.model.passes import FastRows, fast_rows
+from falcon_lab.model.passes import (
+    EagerPass,
+    ForwardPass,
+    NewPositions,
+    PassMaker,
+    TokensForward,
+)
 from falcon_lab.tree import TokenTree
 
 NOT_STORED = (
@@ -77,7 +82,6 @@ class Target:
         vocab_size: V, of the LM head (a tokenizer may have fewer entries).
         max_positions: positions that the model was made for.
         eos_ids: tokens that end an answer.
-        backbone: the model without its LM head.
         taps: layers whose hidden states stand beside the features (``Backbone.tapped``).
     """
 
@@ -98,17 +102,19 @@ class Target:
         self.model = model
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
+        self._make: PassMaker = EagerPass
+        self._passes: dict[tuple[int, ...], ForwardPass] = {}
         self.backbone = Backbone(model.get_decoder(), lean=lean)
         self.hidden_size: int = self.config.hidden_size
-        self._lm_head = model.get_output_embeddings()
-        if self._lm_head is None:
+        head = model.get_output_embeddings()
+        if head is None:
             raise FalconLabError(f"target {name} ({type(model).__name__}) has no LM head")
+        self._lm_head = LMHead(head, self.config)
         self._embedding = model.get_input_embeddings()
-        self.vocab_size: int = self._lm_head.weight.shape[0]
+        self.vocab_size: int = head.weight.shape[0]
         self.max_positions = max_positions(self.config)
         self.eos_ids = end_tokens(model, tokenizer)
         self.fingerprint = fingerprint(model, tokenizer)
-        self._compiled: FastRows | None = None
         self._positions = torch.empty(1, 0, dtype=torch.long)  # [1, 0..] = 0, 1, 2, …
 
     @property
@@ -132,33 +138,28 @@ class Target:
 
     def head(self, features: Tensor) -> Tensor:
         """The model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
-        return final_logits(self._lm_head(features), self.config)
+        logits: Tensor = self._lm_head(features)
+        return logits
 
     def copy_head(self) -> HeadCopy:
         """A head that begins as the model's own, and can be trained."""
-        return HeadCopy(self._lm_head, self.config)
+        return HeadCopy(self._lm_head.linear, self.config)
 
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty cache for one sequence of up to ``capacity`` positions, the tree's counted.
+        """Return an empty cache for one sequence of up to ``capacity`` positions, with its tree.
 
         With CUDA graphs it takes over the memory of the one before, which is of no use any more.
         """
-        if isinstance(self._compiled, GraphRows):
-            return self._compiled.storage.new_cache(capacity)
-        return self.backbone.new_cache(self._capacity(capacity))
+        return self._pass.new_cache(capacity)
 
     def kv_bytes(self, capacity: int) -> int:
-        """Memory that a cache of that capacity takes, exactly."""
-        return self.backbone.layout.bytes(self._capacity(capacity))
-
-    def _capacity(self, rows: int) -> int:
-        """Rows of the cache that a sequence of so many gets."""
-        return rows if self._compiled is None else self._compiled.capacity(rows)
+        """Return the memory that a cache of that capacity takes, exactly."""
+        return self._pass.cache_bytes(capacity)
 
     @property
     def kv_allocated(self) -> int:
-        """Memory that is taken already, and that the next cache of one sequence takes over."""
-        return 0 if self._compiled is None else self._compiled.held
+        """Return the memory that is taken already, and that the next cache takes over."""
+        return self._pass.reserved_bytes
 
     @torch.no_grad()
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
@@ -241,59 +242,70 @@ class Target:
             return self
         other = copy.copy(self)
         other.taps = checked_layers(layers, self.config.num_hidden_layers)
-        if other._compiled is not None and other.taps != self.taps:
-            other._compiled = other._compiled.tapped(other.taps)
         return other
 
     def compiled(
         self,
         announce: Announce,
-        compiler: PassCompiler = compile_ahead,
+        compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """The same model where it is, whose steps and verifications are compiled (``compiling``).
+        """Return the same model where it is, whose steps and verifications are compiled.
 
         On a GPU they are CUDA graphs, and one sequence is decoded at a time.
 
         Args:
             announce: takes one line for the user at a time.
-            compiler: makes the passes on a CPU.
+            compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
-        other = copy.copy(self)
-        parts = self.backbone, self.head, "target", self.device
-        rows = fast_rows(*parts, announce, compiler, recorder)
-        other._compiled = rows.tapped(self.taps) if self.taps else rows
-        return other
+        return self.with_passes(fast_passes(self.device, announce, compiler, recorder))
 
     def plain(self) -> Self:
-        """The same model without compiled passes."""
+        """Return the same model without compiled passes."""
+        return self.with_passes(EagerPass)
+
+    def with_passes(self, make: PassMaker) -> Self:
+        """Return the same model where it is, whose steps and verifications are run by ``make``."""
         other = copy.copy(self)
-        other._compiled = None
+        other._make, other._passes = make, {}
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """Whether steps and verifications are compiled."""
-        return self._compiled is not None
+        """Return whether steps and verifications are compiled."""
+        return not self._pass.is_eager
 
     def prepare(self, most: int) -> None:
-        """Compile the passes over up to so many rows now, if they are to be compiled at all."""
-        if self._compiled is not None:
-            self._compiled.prepare(most)
+        """Compile the passes over up to so many nodes now, if they are to be compiled at all."""
+        self._pass.prepare(most)
+
+    @property
+    def _pass(self) -> ForwardPass:
+        """Return what runs steps and verifications; one for all copies with the same taps."""
+        made = self._passes.get(self.taps)
+        if made is None:
+            forward = TokensForward(self.backbone, self._lm_head, "target", self.taps)
+            made = self._passes[self.taps] = self._make(forward)
+        return made
+
+    @property
+    def backbone(self) -> Backbone:
+        """Return the model without its LM head."""
+        return self._backbone
+
+    @backbone.setter
+    def backbone(self, backbone: Backbone) -> None:
+        self._backbone, self._passes = backbone, {}
 
     @torch.no_grad()
     def step(self, token: Tensor, cache: KVCache) -> TargetOutput:
         """Read one token (0-d long)."""
-        if self._compiled is not None and self._compiled.takes(1, cache):
-            positions = self._range(cache.length, 1)[0]
-            return self._through(self._compiled, token.view(1), positions, None, cache)
-        positions = self._range(cache.length, 1)
-        return self._read(tokens=token.view(1, 1), positions=positions, mask=None, cache=cache)
+        return self._forward(token.view(1), self._range(cache.length, 1)[0], None, cache)
 
     @torch.no_grad()
     def verify(self, tree: TokenTree, cache: KVCache) -> TargetOutput:
-        """Read a tree; row i is node i after its path.
+        """Read a tree; row i of the output is node i after its path.
 
         All N nodes are in the cache afterwards, provisionally: ``cache.commit([start], [path])``
         with the length before keeps a path of them.
@@ -303,30 +315,12 @@ class Target:
             return self.step(tree.tokens[0], cache)
         if start + nodes > self.max_positions:  # only near the end is the depth worth a look
             self._range(start, tree.reach + 1)
-        if self._compiled is not None and self._compiled.takes(nodes, cache):
-            positions = tree.depth + start
-            return self._through(self._compiled, tree.tokens, positions, tree.ancestors, cache)
-        return self._read(
-            tokens=tree.tokens[None],
-            positions=(tree.depth + start)[None],
-            mask=tree.ancestors[None],
-            cache=cache,
-        )
+        return self._forward(tree.tokens, tree.depth + start, tree.ancestors, cache)
 
-    def _read(self, **rows: Any) -> TargetOutput:
-        """``[1, n]`` rows through the modules."""
-        hidden, *taps = self._run(**rows)
-        return TargetOutput(self.head(hidden[0]), hidden[0], *(states[0] for states in taps))
-
-    @staticmethod
-    def _through(
-        compiled: FastRows,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
     ) -> TargetOutput:
-        hidden, logits, *taps = compiled(tokens, positions, mask, cache)
+        hidden, logits, *taps = self._pass([tokens], NewPositions(positions, mask, cache))
         return TargetOutput(logits, hidden, *taps)
 
     # --- several sequences at once ----------------------------------------------------------

@@ -11,7 +11,6 @@ context, L tapped layers, k block, F frontier blocks, H hidden, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -31,17 +30,16 @@ from falcon_lab.interfaces import (
     TrainableDrafter,
     TreeBuilder,
 )
-from falcon_lab.model.compiled import compile_ahead
-from falcon_lab.model.recording import recorder_for
+from falcon_lab.model.fast_passes import fast_passes
+from falcon_lab.model.kv_cache import GrowingCache
+from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
-from falcon_lab_dflash.cache import ContextCache
 from falcon_lab_dflash.layers import DraftModel, Shape
-from falcon_lab_dflash.passes import CompiledRounds, ReplayedRounds, Rounds
+from falcon_lab_dflash.passes import BlockForward, repeated
 
 MOST_TAPS = 5
-Behind = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-ROOM = 512  # rows of context when nobody has said how long the text will get
+ROOM = 512  # positions of context when nobody has said how long the text will get
 
 
 class DFlashDrafter(TrainableDrafter):
@@ -66,9 +64,12 @@ class DFlashDrafter(TrainableDrafter):
         self.model = DraftModel(shape, config.layers, len(self.taps))
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
         self._anchors = config.anchors
-        self._fast: Rounds | None = None
-        self._cache = self._new_cache(ROOM)
+        forward = BlockForward(self.model, self.mask, self.host, self.block)
+        self._pass: ForwardPass = EagerPass(forward)
+        self._room = ROOM
+        self._cache: GrowingCache | None = None
         self._pending: list[Tensor] = []  # [M, L, H] each, not yet in the cache
+        self._newest: Tensor | None = None  # [1, L, H], the last that is in the cache
         self._root: Tensor | None = None  # 0-d
 
     # --- training ---------------------------------------------------------------------------
@@ -138,108 +139,77 @@ class DFlashDrafter(TrainableDrafter):
 
     def reset(self, first: Tensor) -> None:
         """Start a text."""
-        self._pending.clear()
-        self._root = None
-        if isinstance(self._fast, ReplayedRounds):
-            self._cache.clear()
-        else:
-            self._cache = self._new_cache(ROOM)
+        self._pending, self._cache, self._newest, self._root = [], None, None, None
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
-        """Memory of the context's keys and values, and of a block's."""
-        shape, layers = self.model.shape, len(self.model.layers)
-        row = 2 * layers * shape.groups * shape.head * self.mask.element_size()
-        return max((positions + self._spare) * row, self.kv_allocated)
+        """Return the memory of the keys and values of a context, and of a block behind it."""
+        return self._pass.cache_bytes(positions + self.block + 1)
 
     @property
     def kv_allocated(self) -> int:
-        """Memory that the next text takes over."""
-        return self._cache.nbytes if isinstance(self._fast, ReplayedRounds) else 0
+        """Return the memory that the next text takes over."""
+        return self._pass.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
-        """Take that memory when the first row comes, and no more later."""
-        room = positions + self._spare
-        if isinstance(self._fast, ReplayedRounds):
-            if self._cache.capacity < room:
-                self._fast.forget()  # gone before more is taken
-            self._cache.clear(room)
-        else:
-            self._cache = self._new_cache(room)
-
-    @property
-    def _spare(self) -> int:
-        """Rows behind the context that are only written for a pass."""
-        return self.block + 1 if self._fast is None else self._fast.spare
-
-    def _new_cache(self, room: int) -> ContextCache:
-        return ContextCache(room, self._spare)
+        """Take that memory when the first position comes, and no more later."""
+        self._room = positions
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Give the draft layers what the target made of new positions.
-
-        A compiled pass does that together with the next draft.
-        """
+        """Keep what the target made of new positions for the next draft, or read it at once."""
         if observation.taps is None:
             raise ValueError("dflash reads hidden states of the target's layers: give it taps")
         self._root = observation.tokens[-1]
         self._pending.append(observation.taps)
-        new = sum(len(taps) for taps in self._pending)
-        if observation.remaining or self._fast is None or not self._fast.takes(new, self._cache):
-            self._read()
-
-    def _read(self) -> None:
-        """Compute the context that is pending."""
-        taps = torch.cat(self._pending)
-        self._pending.clear()
-        start = self._cache.length
-        positions = torch.arange(start, start + len(taps), device=taps.device)[None]
-        self._cache.append(*self.model.context(taps[None], positions))
+        if observation.remaining:
+            taps = torch.cat(self._pending)
+            self._pending, self._newest = [], taps[-1:]
+            cache = self._reserved(len(taps))
+            sides = self.model.context(taps[None], self._positions(cache, len(taps))[None])
+            for layer, pair in enumerate(zip(*sides, strict=True)):
+                cache.update(*pair, layer)
 
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """``[1, k, V]`` for the root; no rows for anything below."""
+        """Return ``[1, k, V]`` for the root, and no predictions for anything below."""
         if frontier.tokens.shape[1]:
             blocks, device = frontier.tokens.shape[0], frontier.tokens.device
             return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
         if self._root is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
-        if self._fast is not None and self._pending:
-            taps = torch.cat(self._pending)
-            self._pending.clear()
-            logits, features = self._fast(taps, self._root, self._cache)
-        else:
-            if self._pending:
-                self._read()
-            start = self._cache.length
-            positions = torch.arange(start, start + self.block + 1, device=self._root.device)
-            logits, features = self.guess(self._root, positions, self._cache.with_block, None)
+        taps = self._context()
+        cache = self._reserved(len(taps) + self.block + 1)
+        positions = self._positions(cache, len(taps) + self.block + 1)
+        logits, features = self._pass([taps, self._root], NewPositions(positions, None, cache))
+        cache.truncate(cache.length - self.block - 1)  # the block was there for the pass alone
         return DraftOutput(logits[None], features[None], all_proposed=True)
 
-    def guess(
-        self, root: Tensor, positions: Tensor, behind: Behind, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The block behind a context.
+    def _context(self) -> Tensor:
+        """Return the taps ``[N, L, H]`` of the positions that the pass is to append."""
+        new, newest, cache = self._pending, self._newest, self._cache
+        self._pending = []
+        if newest is None:
+            taps = torch.cat(new)
+        elif repeated(sum(len(part) for part in new)):
+            assert cache is not None
+            cache.truncate(cache.length - 1)
+            taps = torch.cat([newest, *new])
+        else:
+            taps = torch.cat([newest[:0], *new])
+        self._newest = taps[-1:] if len(taps) else newest
+        return taps
 
-        Args:
-            root: 0-d long.
-            positions: ``[k + 1]`` long.
-            behind: takes a layer's number, and keys and values of the block; gives those of
-                context and block.
-            mask: ``[1, k + 1, S]`` bool; None: all see all.
+    def _positions(self, cache: GrowingCache, new: int) -> Tensor:
+        """Return ``[new]`` long, behind what is in the cache."""
+        return torch.arange(cache.length, cache.length + new, device=self.mask.device)
 
-        Returns:
-            Logits ``[k, V]`` and what they are made of, ``[k, H]``.
-        """
-        embedded = self.host.embed(root)[None].to(self.model.dtype)
-        hidden = torch.cat([embedded, self.mask.expand(self.block, -1)])[None]
-        rotation = self.model.rotation(positions[None])
-        for number, layer in enumerate(self.model.layers):
-            normed = layer.normed(hidden)
-            both = behind(number, *layer.keys_values(normed, rotation))
-            hidden = layer(hidden, normed, rotation, *both, mask)
-        features = self.model.norm(hidden)[0, 1:]
-        return self.host.head(features.to(self.host.dtype)), features
+    def _reserved(self, new: int) -> GrowingCache:
+        """Return the text's cache with room for so many positions more."""
+        if self._cache is None:
+            room = max(self._room + self.block + 1, new)
+            self._cache = self._pass.new_cache(room, self.host.max_positions)
+        self._pass.reserve(self._cache, self._cache.length + new)
+        return self._cache
 
     # --- compiled passes ----------------------------------------------------------------------
 
@@ -249,25 +219,21 @@ class DFlashDrafter(TrainableDrafter):
         compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """As ``Drafter.compiled``: what a round adds to the context and its block are one pass."""
+        """Return the same drafter, whose new context and block are one compiled pass a round."""
         other = copy.copy(self)
-        recorder = recorder or recorder_for(self.mask.device)
-        if recorder is None:
-            other._fast = CompiledRounds(self, announce, compiler or compile_ahead)
-        else:
-            other._fast = ReplayedRounds(self, announce, recorder)
-        other._cache, other._pending = other._new_cache(ROOM), []
+        make = fast_passes(self.mask.device, announce, compiler, recorder)
+        other._pass = make(BlockForward(self.model, self.mask, self.host, self.block))
+        other._pending, other._cache = [], None
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the passes of a round are compiled."""
-        return self._fast is not None
+        """Return whether its passes are compiled."""
+        return not self._pass.is_eager
 
     def prepare(self, longest: int) -> None:
-        """As ``Drafter.prepare``."""
-        if isinstance(self._fast, CompiledRounds):
-            self._fast.prepare(longest)
+        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
+        self._pass.prepare(longest)
 
 
 def spread(layers: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ Shapes: B batch, T rows, n heads (the block k), r rows, F frontier blocks, H hid
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -22,14 +23,15 @@ from falcon_lab.interfaces import (
     DraftOutput,
     Frontier,
     Observation,
+    Outputs,
     PassCompiler,
     Prediction,
     Recorder,
     Reveal,
     TrainableDrafter,
 )
-from falcon_lab.model.compiled import compile_ahead
-from falcon_lab.model.fixed import FixedPass
+from falcon_lab.model.fast_passes import fast_passes
+from falcon_lab.model.passes import EagerPass, Forward, ForwardPass, Inputs, NewPositions
 from falcon_lab_medusa import MedusaConfig
 
 
@@ -72,7 +74,7 @@ class MedusaDrafter(TrainableDrafter):
         own = config.block if config.head == "own" else 0
         self.heads = nn.ModuleList(self.host.copy_head() for _ in range(own))
         self._newest: Tensor | None = None  # [H], h_t
-        self._fast: FixedPass | None = None
+        self._pass: ForwardPass = EagerPass(MedusaForward(self))
 
     # --- training ---------------------------------------------------------------------------
 
@@ -126,8 +128,7 @@ class MedusaDrafter(TrainableDrafter):
             return DraftOutput(nothing)
         if self._newest is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
-        says = self.guess if self._fast is None else self._fast
-        logits, hidden = says(self._newest)
+        logits, hidden = self._pass([self._newest])
         return DraftOutput(logits[None], hidden[None], all_proposed=True)
 
     def guess(self, newest: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,31 +148,34 @@ class MedusaDrafter(TrainableDrafter):
         compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """As ``Drafter.compiled``: all heads together are one pass."""
-        host, other = self.host, copy.copy(self)
-        example = torch.zeros(host.hidden_size, dtype=host.dtype, device=host.device)
-        compiler = compiler or compile_ahead
-        other._fast = FixedPass(Guess(self), (example,), "drafter", announce, compiler, recorder)
+        """Return the same drafter, whose heads together are one compiled pass."""
+        other = copy.copy(self)
+        make = fast_passes(self.host.device, announce, compiler, recorder)
+        other._pass = make(MedusaForward(self))
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the heads are compiled."""
-        return self._fast is not None
+        """Return whether the heads are compiled."""
+        return not self._pass.is_eager
 
     def prepare(self, longest: int) -> None:
-        """As ``Drafter.prepare``; the pass is the same however many tokens there are."""
-        if self._fast is not None:
-            self._fast.prepare()
+        """Compile the pass now; it is the same however many tokens there are."""
+        self._pass.prepare(longest)
 
 
-class Guess(nn.Module):
-    """What is compiled."""
+class MedusaForward(Forward):
+    """All heads at once, as ``MedusaDrafter.guess``."""
 
     def __init__(self, drafter: MedusaDrafter) -> None:
-        super().__init__()
+        super().__init__("drafter")
         self.drafter = drafter
 
-    def forward(self, newest: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``MedusaDrafter.guess``."""
-        return self.drafter.guess(newest)
+    def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Compute logits ``[n, V]`` and hidden states ``[n, H]`` from ``[H]``."""
+        return self.drafter.guess(inputs[0])
+
+    def examples(self, most: int) -> Iterator[Inputs]:
+        """Yield one: its shape is always the same."""
+        host = self.drafter.host
+        yield [torch.zeros(host.hidden_size, dtype=host.dtype, device=host.device)]

@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     Announce,
@@ -27,8 +26,9 @@ from falcon_lab.interfaces import (
     TrainableDrafter,
     TreeBuilder,
 )
-from falcon_lab.model.compiled import compile_ahead
+from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.masks import packed_mask
+from falcon_lab.model.passes import EagerPass, PassMaker, TokensForward
 from falcon_lab_sps import SpsConfig
 from falcon_lab_sps.drafting import Drafting
 from falcon_lab_sps.small_model import small_model
@@ -49,7 +49,6 @@ class SpsDrafter(TrainableDrafter):
         block: 1.
         needs: nothing of the target.
         model: the small model.
-        passes: what drafting computes with.
     """
 
     block = 1
@@ -61,9 +60,14 @@ class SpsDrafter(TrainableDrafter):
         self.host: Any = context.host
         self.model = small_model(config, context.host)
         self._first = 1 if config.model is None else 0  # position of the first row
+        self._draft_through(EagerPass)
+
+    def _draft_through(self, make: PassMaker) -> None:
+        """Draft through passes that ``make`` makes from now on."""
         model = self.model
-        self.passes = ModelPasses(model.backbone, model.logits, model.max_positions)
-        self._drafting = Drafting(model, self.passes, self._first)
+        forward = TokensForward(model.backbone, model.logits, "drafter", wide_mask=True)
+        self._pass = make(forward)
+        self._drafting = Drafting(model, self._pass, self._first)
 
     # --- training ---------------------------------------------------------------------------
 
@@ -96,25 +100,25 @@ class SpsDrafter(TrainableDrafter):
 
     def reset(self, first: Tensor) -> None:
         """Start a text."""
-        self._drafting = Drafting(self.model, self.passes, self._first)
+        self._drafting = Drafting(self.model, self._pass, self._first)
         if not self._first:
             self._drafting.observe(first.reshape(1), 0)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Memory of the small model's keys and values for such a text."""
-        return self.passes.kv_bytes(self._rows(positions, tree))
+        return self._pass.cache_bytes(self._positions(positions, tree))
 
     @property
     def kv_allocated(self) -> int:
         """Memory that is taken already, and that the next text takes over."""
-        return self.passes.kv_allocated
+        return self._pass.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Take that memory when the first row is computed, and no more later."""
-        self._drafting.expect(self._rows(positions, tree))
+        self._drafting.expect(self._positions(positions, tree))
 
-    def _rows(self, positions: int, tree: TreeBuilder) -> int:
-        """Rows of a text, and of a round's blocks: at most one a node in every pass."""
+    def _positions(self, positions: int, tree: TreeBuilder) -> int:
+        """Count those of a text, and of a round's blocks: at most one a node in every pass."""
         return positions + tree.max_depth * tree.max_nodes
 
     def observe(self, observation: Observation) -> None:
@@ -141,17 +145,17 @@ class SpsDrafter(TrainableDrafter):
         compiler: PassCompiler | None = None,
         recorder: Recorder | None = None,
     ) -> Self:
-        """As ``Drafter.compiled``. Prompts go through the modules."""
+        """Return the same drafter, drafting through compiled passes; prompts go without."""
+        device = next(self.model.parameters()).device
         other = copy.copy(self)
-        other.passes = self.passes.compiled(announce, compiler or compile_ahead, recorder)
-        other._drafting = Drafting(self.model, other.passes, self._first)
+        other._draft_through(fast_passes(device, announce, compiler, recorder))
         return other
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the small model's passes are compiled."""
-        return self.passes.is_compiled
+        """Return whether its passes are compiled."""
+        return not self._pass.is_eager
 
     def prepare(self, longest: int) -> None:
-        """As ``Drafter.prepare``."""
-        self.passes.prepare(longest)
+        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
+        self._pass.prepare(longest)

@@ -13,17 +13,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.drafters.model_passes import ModelPasses
 from falcon_lab.interfaces import Frontier
 from falcon_lab.model.kv_cache import GrowingCache
 from falcon_lab.model.masks import causal_mask
+from falcon_lab.model.passes import ForwardPass, NewPositions
 from falcon_lab_sps.small_model import SmallModel
 
 CAPACITY = 512
-"""Rows of a cache when nobody has said how long the text will get."""
+"""Positions of a cache when nobody has said how long the text will get."""
+
+FEW = 64
+"""Tokens up to which a pass computes the logits of all; a prompt needs those of its last one."""
 
 PIECE = 2048
-"""Rows of one pass over a prompt, so that no mask is larger than ``[1, PIECE, S]``."""
+"""Tokens of one pass over a prompt, so that no mask is larger than ``[1, PIECE, S]``."""
 
 
 class Drafting:
@@ -31,12 +34,12 @@ class Drafting:
 
     Args:
         model: what drafts.
-        passes: what it drafts through.
+        run: what it drafts through, a ``TokensForward`` of the model.
         first: position of the first row, 0 or 1.
     """
 
-    def __init__(self, model: SmallModel, passes: ModelPasses, first: int) -> None:
-        self._model, self._passes = model, passes
+    def __init__(self, model: SmallModel, run: ForwardPass, first: int) -> None:
+        self._model, self._pass = model, run
         self._first = first
         self._room = CAPACITY
         self._cache: GrowingCache | None = None
@@ -116,8 +119,18 @@ class Drafting:
         asked: int,
         causal: bool = False,
     ) -> Tensor:
-        """``[n]`` rows behind those of the cache -> ``[asked, V]`` after the last of them."""
+        """Append ``[n]`` tokens to the cache; ``[asked, V]`` after the last of them."""
+        new, known = tokens.shape[0], self._model.known(tokens)
         if self._cache is None:
-            self._cache = self._passes.new_cache(max(self._room, tokens.shape[0]))
-        known = self._model.known(tokens)
-        return self._passes(known, positions, mask, self._cache, asked=asked, causal=causal)
+            self._cache = self._pass.new_cache(max(self._room, new), self._model.max_positions)
+        self._pass.reserve(self._cache, self._cache.length + new)
+        if new > FEW:
+            hidden = self._model.backbone(
+                tokens=known[None],
+                positions=positions[None],
+                mask=None if mask is None else mask[None],
+                cache=self._cache,
+                causal=causal,
+            )
+            return self._model.logits(hidden[0, -asked:])
+        return self._pass([known], NewPositions(positions, mask, self._cache))[1][-asked:]

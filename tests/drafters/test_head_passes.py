@@ -137,7 +137,7 @@ def test_a_pass_is_compiled_once_for_rounds_of_like_length() -> None:
     _, compiled, compiler = _pair(block=2)
     _rounds(compiled, [20, 3, 4, 3, 4])
     assert sorted(compiler.names) == sorted(set(compiler.names))
-    assert "drafter-1-by-4-after-0-rows-for-2" in compiler.names
+    assert "drafter-1-by-4-after-0-for-2" in compiler.names
 
 
 def test_compiled_drafters_share_the_weights_and_leave_the_modules_drafting() -> None:
@@ -177,8 +177,8 @@ def test_the_passes_of_a_round_are_there_before_it_is_timed() -> None:
     _, compiled, compiler = _pair(block=3)
     compiled.prepare(7)
     assert compiler.names == [
-        f"drafter-1-by-{rows}-after-{older}-rows-for-3"
-        for rows, older in ((1, 2), (2, 1), (3, 0), (4, 0), (6, 0), (8, 0))
+        f"drafter-1-by-{new}-after-{older}-for-3"
+        for new, older in ((1, 2), (2, 1), (3, 0), (4, 0), (6, 0), (8, 0))
     ]
     ready = len(compiler.names)
     tokens, features = rows(20 + 28, 0)

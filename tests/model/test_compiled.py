@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.model.compiled import SIZES, SPARE, CompiledRows, size_for
+from falcon_lab.model.compiled import PADDING, SIZES, CompiledPass
+from falcon_lab.model.passes import TokensForward, size_for
 from falcon_lab.model.target import Target
 from falcon_lab.testing.compiling import Pretend, traced
 from falcon_lab.tree import TokenTree, ancestor_matrix
@@ -49,7 +50,7 @@ def test_compiled_passes_say_what_the_modules_say(family: str) -> None:
     for ours, theirs in zip(_decode(fast), _decode(target), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert compiler.calls == 14
-    assert set(compiler.names) == {f"target-{n}-rows" for n in (1, 2, 4, 6, 8, 16, 24)}
+    assert set(compiler.names) == {f"target-{n}-tokens" for n in (1, 2, 4, 6, 8, 16, 24)}
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2", "phi3"])
@@ -77,21 +78,18 @@ def test_trees_larger_than_any_pass_go_through_the_modules() -> None:
 
 def test_the_passes_of_a_tree_are_there_before_it_is_verified() -> None:
     target, compiler = tiny_target(vocab=12), Pretend()
-    rows = CompiledRows(target.backbone, target.head, "target", lambda line: None, compiler)
-    rows.prepare(7)
-    assert compiler.names == [f"target-{n}-rows" for n in (1, 2, 4, 6, 8)]
+    target.compiled(lambda line: None, compiler).prepare(7)
+    assert compiler.names == [f"target-{n}-tokens" for n in (1, 2, 4, 6, 8)]
 
 
-def test_a_size_is_the_smallest_that_holds_the_rows() -> None:
-    assert [size_for(rows) for rows in (1, 3, 8, 9, 64)] == [1, 4, 8, 10, 64]
-    with pytest.raises(FalconLabError, match="65 rows are more"):
-        size_for(65)
+def test_a_size_is_the_smallest_that_holds_the_tokens() -> None:
+    assert [size_for(count, SIZES) for count in (1, 3, 8, 9, 64)] == [1, 4, 8, 10, 64]
 
 
-def test_the_memory_of_a_compiled_target_is_counted_with_its_spare_rows() -> None:
+def test_the_memory_of_a_compiled_target_is_counted_with_its_padding() -> None:
     target = tiny_target()
     fast = target.compiled(lambda line: None, Pretend())
-    assert fast.kv_bytes(10) == target.kv_bytes(10 + SPARE)
+    assert fast.kv_bytes(10) == target.kv_bytes(10 + PADDING)
     cache = fast.new_cache(10)
     fast.prefill(torch.arange(3), cache)
     assert cache.nbytes == fast.kv_bytes(10)
@@ -114,7 +112,7 @@ def test_a_really_compiled_pass_says_what_the_modules_say(
                 one.prefill(torch.arange(context) % 12, cache)
                 outputs.append(one.verify(_tree(3), cache).logits)
             assert torch.allclose(*outputs, atol=1e-5)
-    assert [line.startswith("compiling target-4-rows, once: kept in") for line in lines] == [True]
+    assert [line.startswith("compiling target-4-tokens, once: kept in") for line in lines] == [True]
     assert len(list((tmp_path / "compiled").glob("*.pt2"))) == 1
 
 
@@ -127,6 +125,7 @@ def test_what_cannot_be_traced_is_named_with_a_way_out(
     def look(features: Tensor) -> Tensor:
         return features if bool(features.sum() > 0) else -features
 
-    rows = CompiledRows(target.backbone, look, "mine", lambda line: None)
-    with pytest.raises(FalconLabError, match=r"mine-1-rows cannot be compiled \(.*compile=none"):
-        rows.prepare(2)
+    forward = TokensForward(target.backbone, look, "mine")
+    made = CompiledPass(forward, lambda line: None)
+    with pytest.raises(FalconLabError, match=r"mine-1-tokens cannot be compiled \(.*compile=none"):
+        made.prepare(2)
