@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -42,13 +41,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
         announce("running")
         seen.append(experiment)
 
-    def run_variants(
-        everything: list[tuple[str, int, Experiment]], *, announce: Callable[[str], None]
-    ) -> None:
-        seen.extend(experiment for _, _, experiment in everything)
-
     monkeypatch.setattr(falcon_lab.experiment, "run", run)
-    monkeypatch.setattr(falcon_lab.experiment, "run_variants", run_variants)
     return seen
 
 
@@ -67,9 +60,16 @@ def test_run_takes_overrides_in_both_styles_around_its_own_option(ran: list[Expe
     assert (experiment.data.length, experiment.tree["depth"], experiment.seed) == (64, 3, 4)
 
 
-def test_run_runs_every_variant(ran: list[Experiment]) -> None:
-    assert call("run", "x.yaml", "variants={'a': ['tree.depth=2'], 'b': []}").exit_code == 0
-    assert [experiment.tree["depth"] for experiment in ran] == [2, 6]
+def test_variants_and_seeds_are_a_comparison() -> None:
+    described = call("run", "x.yaml", "variants={'a': ['tree.depth=2'], 'b': []}", "--dry-run")
+    assert described.exit_code == 0, described.output
+    compared = call(
+        "compare", "x.yaml", "heads={'a': {'tree': {'depth': 2}}, 'b': {}}", "--dry-run"
+    )
+    assert described.stdout == compared.stdout
+    repeated = call("run", "x.yaml", "seeds=[3, 4]", "--dry-run").stdout.splitlines()
+    [head] = [line for line in repeated if line.startswith("fast ")]
+    assert {"3", "4"} <= {*head.replace(",", " ").split()}
 
 
 def test_a_dry_run_prints_what_loads_to_the_same_experiment(ran: list[Experiment]) -> None:
@@ -85,7 +85,10 @@ def test_a_dry_run_prints_what_loads_to_the_same_experiment(ran: list[Experiment
     [
         (["run", "x.yaml", "tree.dept=3"], "override 'tree.dept=3': tree.dept: unknown key"),
         (["run", "x.yaml", "tree.depth"], "override 'tree.depth': has no '='"),
-        (["run", "x.yaml", "variants={'a': ['x=1']}"], "x.yaml: variants.a 'x=1': x: unknown key"),
+        (
+            ["run", "x.yaml", "variants={'a': ['x=1']}"],
+            "override \"variants={'a': ['x=1']}\": variants.a.x: unknown key",
+        ),
         (["run", "y.yaml"], "y.yaml: no such file"),
         (["run", "--seed=3"], "name an experiment's YAML; --help shows how"),
         (["evaluate", "nowhere"], "nowhere: no such file or folder"),
@@ -151,18 +154,19 @@ def test_evaluate_of_a_yaml_runs_the_last_two_stages_unless_told_otherwise(
     assert ran[0].tree["depth"] == 2
 
 
-def test_evaluate_of_a_folder_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    import falcon_lab.experiment
-
-    seen: list[Any] = []
-
-    def evaluate_saved(folder: Path, overrides: Any, *, announce: Any) -> None:
-        seen.append((folder, tuple(overrides)))
-
-    monkeypatch.setattr(falcon_lab.experiment, "evaluate_saved", evaluate_saved, raising=False)
+def test_evaluate_of_a_folder_measures_what_is_in_it(ran: list[Experiment]) -> None:
     Path("drafter").mkdir()
+    Path("drafter/config.json").write_text('{"target": {"name": "org/model"}}')
     assert call("evaluate", "drafter", "--tree.depth=2").exit_code == 0
-    assert seen == [(Path("drafter"), ("--tree.depth=2",))]
+    [experiment] = ran
+    assert (experiment.target.name, experiment.tree["depth"]) == ("org/model", 2)
+    assert experiment.stages == ["evaluate", "report"]
+
+
+def test_evaluate_of_a_comparison_names_its_command(ran: list[Experiment]) -> None:
+    result = call("evaluate", "x.yaml", "seeds=[0, 1]")
+    assert (result.exit_code, ran) == (2, [])
+    assert "falcon-lab compare x.yaml" in result.stderr
 
 
 def test_plugins_are_a_table_for_people() -> None:

@@ -59,20 +59,22 @@ def test_a_worker_leaves_after_the_training_and_says_nothing(
 
 
 @pytest.mark.parametrize("devices", [2, "auto", -1, [0, 1]])
-def test_variants_are_refused_several_devices(devices: Any) -> None:
+def test_several_trainings_are_refused_several_devices(devices: Any) -> None:
     chosen = load_experiment(None, [f"trainer.devices={devices}"])
     with pytest.raises(FalconLabError, match=r"trainer\.devices is"):
         keep_to_one_device(chosen)
 
 
 @pytest.mark.parametrize("given", [[], ["trainer.devices=1"], ["trainer.devices=[3]"]])
-def test_variants_are_given_one_device(given: list[str]) -> None:
+def test_several_trainings_are_given_one_device(given: list[str]) -> None:
     chosen = load_experiment(None, given)
     keep_to_one_device(chosen)
     assert chosen.trainer["devices"] in (1, [3])
 
 
-def test_variants_are_refused_under_a_launcher_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_trainings_are_refused_under_a_launcher_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(FalconLabError, match="one device"):
         keep_to_one_device(load_experiment(None, []))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, sm
 YAMLS = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
 COMPARISONS = [p for p in YAMLS if {"heads", "base"} & set(yaml.safe_load(p.read_text("utf-8")))]
 RECIPES = [p for p in YAMLS if p not in COMPARISONS]
-PACKAGED = ROOT / "src" / "falcon_lab" / "targets" / "recipes" / "tiny-code.yaml"
+PACKAGED = ROOT / "src" / "falcon_lab" / "pretraining" / "recipes" / "tiny-code.yaml"
 BUILT_IN = EXPERIMENTS / "targets" / "tiny-code.yaml"
 
 
@@ -79,20 +80,23 @@ def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
         assert promised in printed
 
 
-def test_the_ablation_puts_its_variants_side_by_side(tmp_path: Path) -> None:
+def test_the_ablation_puts_its_heads_side_by_side(tmp_path: Path) -> None:
     recipe = EXPERIMENTS / "ablation.yaml"
-    printed = run("run", recipe, *smoke(f"out={tmp_path}", "seeds=[0]"))
-    for variant in ("csgd", "none"):
-        products(tmp_path / f"{variant}-seed0", ["chain", "tree"])
-    assert "none − csgd" in printed
-    rows = json.loads((tmp_path / "variants.json").read_text(encoding="utf-8"))
-    assert [(row["variant"], row["seed"]) for row in rows] == [("csgd", 0), ("none", 0)]
-    assert {"val/position_2/accept_rate", "tree: τ"} <= set(rows[0]["figures"])
+    printed = run("compare", recipe, *smoke(f"out={tmp_path}", "seeds=[0]"))
+    results = json.loads((tmp_path / "ablation.json").read_text(encoding="utf-8"))
+    assert {(row["head"], row["budget"]) for row in results["rows"]} == {
+        (head, budget) for head in ("csgd", "none") for budget in ("chain-6", "own")
+    }
+    for head in ("csgd", "none"):
+        assert (tmp_path / f"{head}-seed0" / "drafter" / "model.safetensors").exists()
+        [training] = results["heads"][head]["trainings"]
+        assert "val/position_2/accept_rate" in training["validation"]
+        assert re.search(rf"^{head} +own ", printed, re.MULTILINE)
 
 
-def test_variants_are_not_trained_on_several_devices(tmp_path: Path) -> None:
+def test_heads_are_not_trained_on_several_devices(tmp_path: Path) -> None:
     recipe = EXPERIMENTS / "ablation.yaml"
-    message = refused("run", recipe, *smoke(f"out={tmp_path}", "trainer.devices=2"))
+    message = refused("compare", recipe, *smoke(f"out={tmp_path}", "trainer.devices=2"))
     assert "trainer.devices is 2" in message
 
 

@@ -12,12 +12,10 @@ Each stage leaves its product in the run folder, so that a killed run goes on wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
-from falcon_lab.config.saved import saved_experiment
 from falcon_lab.config.schema import STAGES, Experiment
-from falcon_lab.run import Run, keep_to_one_device
+from falcon_lab.run import Run
 
 
 def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
@@ -124,34 +122,3 @@ STAGE: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "report": report,
 }
-
-
-def run_variants(
-    experiments: list[tuple[str, int, Experiment]], *, announce: Callable[[str], None]
-) -> None:
-    """Run every (variant, seed) in a folder of its own, then put them side by side.
-
-    Raises:
-        FalconLabError: the trainer asks for several devices.
-    """
-    for _, _, experiment in experiments:
-        keep_to_one_device(experiment)
-    done = []
-    for name, seed, experiment in experiments:
-        announce(f"== {name}, seed {seed}")
-        finished = run(experiment, announce=announce)
-        done.append((name, seed, finished.folder))
-    from falcon_lab.studies.variants import tabulate
-
-    announce(tabulate(done, done[0][2].parent))
-
-
-def evaluate_saved(
-    folder: Path, overrides: Sequence[str], *, announce: Callable[[str], None]
-) -> Run:
-    """Measure the drafter of a run's folder, or a saved drafter's folder by itself.
-
-    Raises:
-        FalconLabError: the folder holds neither.
-    """
-    return run(saved_experiment(folder, overrides), announce=announce)

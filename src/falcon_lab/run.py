@@ -219,6 +219,6 @@ def keep_to_one_device(experiment: Experiment) -> None:
     alone = len(devices) == 1 if isinstance(devices, list) else str(devices) == "1"
     if not alone or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise FalconLabError(
-            f"trainer.devices is {devices}: variants and seeds are trained one after another on "
-            "one device; give one variant at a time several: variants={} seeds=[] seed=0"
+            f"trainer.devices is {devices}: heads and seeds are trained one after another on one "
+            "device; to train on several, run each by itself with seeds=[], then compare the runs"
         )

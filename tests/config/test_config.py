@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import falcon_lab
-from falcon_lab.config.load import NODES, dump, load_experiment, to_plain, variants
+from falcon_lab.config.load import NODES, dump, load_experiment, to_plain
 from falcon_lab.config.schema import Experiment
-from falcon_lab.errors import ConfigError, FalconLabError
+from falcon_lab.errors import FalconLabError
 
 YAML = """\
 name: fast
@@ -219,7 +219,7 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
 
 
 def test_the_resolved_experiment_loads_to_itself(yaml: Callable[[str], str]) -> None:
-    text = YAML + "variants: {k2: [drafter.block=2]}\nseeds: [0, 1]\n"
+    text = YAML + "seeds: [0, 1]\n"
     texts = r"""evaluation.prompts.texts=["a \${b} c", '1e-4', "None", "line\nline", 'x: y']"""
     template = "evaluation.methods.tree.tree={'name': 'static', 'template': {'': 2, '0': 1}}"
     experiment = load_experiment(yaml(text), [texts, template])
@@ -227,43 +227,17 @@ def test_the_resolved_experiment_loads_to_itself(yaml: Callable[[str], str]) -> 
     assert load_experiment(yaml(dump(experiment))) == experiment
 
 
-def test_every_variant_runs_with_every_seed_in_its_own_folder(yaml: Callable[[str], str]) -> None:
-    text = YAML + "variants: {k2: [drafter.block=2], static: [tree.name=static]}\nseeds: [0, 5]\n"
-    found = variants(yaml(text), ["data.length=99", "drafter.block=4"])
-    assert [(name, seed) for name, seed, _ in found] == [
-        ("k2", 0),
-        ("k2", 5),
-        ("static", 0),
-        ("static", 5),
-    ]
-    assert [experiment.seed for _, _, experiment in found] == [0, 5, 0, 5]
-    assert [experiment.drafter["block"] for _, _, experiment in found] == [2, 2, 4, 4]
-    assert {experiment.data.length for _, _, experiment in found} == {99}
-    assert len({experiment.out for _, _, experiment in found}) == 4
-    assert found[-1][2].tree["name"] == "static"
-    assert not any(experiment.variants or experiment.seeds for _, _, experiment in found)
-
-
-def test_an_experiment_without_variants_is_itself_alone(yaml: Callable[[str], str]) -> None:
-    [(name, seed, experiment)] = variants(yaml(YAML), ["seed=3"])
-    assert (name, seed) == ("fast", 3)
-    assert experiment == load_experiment(yaml(YAML), ["seed=3"])
-
-
-def test_seeds_alone_repeat_the_experiment(yaml: Callable[[str], str]) -> None:
-    found = variants(yaml(YAML), ["seeds=[1, 2]"])
-    assert [(name, seed) for name, seed, _ in found] == [("fast", 1), ("fast", 2)]
-
-
-def test_a_wrong_override_of_a_variant_is_named_as_the_variants(
+def test_what_is_a_comparisons_is_named_and_an_empty_one_of_older_versions_is_not(
     yaml: Callable[[str], str],
 ) -> None:
-    path = yaml("variants: {good: [], deep: [tree.dept=9]}\n")
-    with pytest.raises(ConfigError) as caught:
-        variants(path, ["seed=1"])
-    assert str(caught.value).startswith("x.yaml: variants.deep 'tree.dept=9': tree.dept: unknown")
-    path = yaml("variants: {'a/b': []}\n")
-    assert "variants.a/b: names a folder" in refusal(path)
+    for key in ("base: y.yaml", "heads: {a: {}}", "variants: {a: []}"):
+        message = refusal(yaml(f"name: a\n{key}\n"))
+        name = key.partition(":")[0]
+        assert message == f"x.yaml:2: {name}: is a comparison's: falcon-lab compare x.yaml"
+    path = yaml("variants: {}\nseeds: []\n")
+    assert load_experiment(path) == load_experiment(yaml(""))
+    path = yaml("variants: {a: []}\n")
+    assert load_experiment(path, ["variants={}"]) == load_experiment(yaml(""))
 
 
 def test_the_plain_form_holds_only_what_json_holds() -> None:

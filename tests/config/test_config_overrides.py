@@ -108,9 +108,9 @@ def test_a_mapping_is_merged_into_the_one_that_is_there() -> None:
 
 
 def test_an_empty_mapping_replaces_the_one_that_is_there() -> None:
-    tree: dict[str, Any] = {"variants": {"a": []}}
-    apply_overrides(tree, parse_overrides(["variants={}"]), {})
-    assert tree == {"variants": {}}
+    tree: dict[str, Any] = {"methods": {"a": []}}
+    apply_overrides(tree, parse_overrides(["methods={}"]), {})
+    assert tree == {"methods": {}}
 
 
 def test_the_last_of_two_overrides_wins() -> None:

@@ -19,23 +19,34 @@ from falcon_lab.commands.arguments import (
     wants_color,
     words_argument,
 )
-from falcon_lab.config.load import dump, load_experiment, variants
+from falcon_lab.config.load import dump, load_experiment
 from falcon_lab.config.overrides import is_yaml
-from falcon_lab.config.schema import Experiment
+from falcon_lab.config.saved import saved_experiment
 from falcon_lab.errors import FalconLabError
+from falcon_lab.studies.compare.given import plan_of_runs
+from falcon_lab.studies.compare.loading import is_short_form, load_plan
+from falcon_lab.studies.compare.plan import Plan, describe
 
 
 @click.command(context_settings=OVERRIDABLE)
 @words_argument("EXPERIMENT.yaml [KEY=VALUE]...")
 @click.option("--dry-run", is_flag=True, help="Print the resolved experiment and stop.")
 def run(words: Sequence[str], dry_run: bool) -> None:
-    """Train and measure what the YAML says. Overrides: tree.depth=6, or --tree.depth=6."""
+    """Train and measure what the YAML says. Overrides: tree.depth=6, or --tree.depth=6.
+
+    With variants or seeds it is a comparison, as of falcon-lab compare.
+    """
     path, overrides = first_and_rest(words, "an experiment's YAML")
-    everything = variants(path, overrides)
+    if is_short_form(Path(path), overrides):
+        carry_out(load_plan(Path(path), overrides), dry_run=dry_run)
+        return
+    chosen = load_experiment(path, overrides)
     if dry_run:
-        click.echo(dump(load_experiment(path, overrides)), nl=False)
-    else:
-        run_all(everything)
+        click.echo(dump(chosen), nl=False)
+        return
+    from falcon_lab import experiment
+
+    experiment.run(chosen, announce=announce)
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -49,21 +60,14 @@ def evaluate(words: Sequence[str]) -> None:
             f"{what}: no such file or folder; name a saved drafter, a run or a YAML"
         )
     if what.is_dir():
-        from falcon_lab import experiment
-
-        experiment.evaluate_saved(what, overrides, announce=announce)
+        chosen = saved_experiment(what, overrides)
+    elif is_short_form(what, overrides):
+        raise FalconLabError(f"{what}: has variants or seeds: falcon-lab compare {what}")
     else:
-        run_all(variants(what, ["stages=[evaluate, report]", *overrides]))
-
-
-def run_all(everything: list[tuple[str, int, Experiment]]) -> None:
-    """Run the experiment, or each of its variants with each of its seeds."""
+        chosen = load_experiment(what, ["stages=[evaluate, report]", *overrides])
     from falcon_lab import experiment
 
-    if len(everything) == 1:
-        experiment.run(everything[0][2], announce=announce)
-    else:
-        experiment.run_variants(everything, announce=announce)
+    experiment.run(chosen, announce=announce)
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -75,16 +79,17 @@ def compare(words: Sequence[str], dry_run: bool) -> None:
     Every head is trained once a seed, as an ordinary run; then all drafters answer the same prompts
     in one process, in turns, at equal node budgets. The same command goes on where it stopped.
     """
-    from falcon_lab.studies.compare.given import plan_of_runs
-    from falcon_lab.studies.compare.loading import load_plan
-    from falcon_lab.studies.compare.plan import describe
-
     first, rest = first_and_rest(words, "a comparison's YAML, or runs")
     if is_yaml(first):
         plan = load_plan(Path(first), rest)
     else:
         runs = [Path(word) for word in words if "=" not in word and not is_yaml(word)]
         plan = plan_of_runs(runs, [word for word in words if "=" in word or is_yaml(word)])
+    carry_out(plan, dry_run=dry_run)
+
+
+def carry_out(plan: Plan, *, dry_run: bool) -> None:
+    """Train what is missing, measure, and write the results and the report; or describe it."""
     if dry_run:
         click.echo(describe(plan))
         return

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
+from falcon_lab.config.overrides import Origin, apply_overrides, parse_overrides
 from falcon_lab.config.schema import Experiment
 from falcon_lab.config.trainer import check_trainer
 from falcon_lab.errors import ConfigError
@@ -30,11 +30,11 @@ NODES = {
 }
 """Key of a component's node -> kind of component."""
 
-OF_COMPARISONS = ("base", "heads")
-"""Keys by which a YAML is not an experiment's (``comparing/loading.py``)."""
+OF_COMPARISONS = ("base", "heads", "variants")
+"""Keys by which a YAML is not an experiment's (``studies/compare/loading.py``)."""
 
 METHOD_NODES = ("drafter", "tree", "acceptance", "controller")
-"""Those that a row of ``evaluation.methods`` may replace."""
+"""Those that a method of ``evaluation.methods`` may replace."""
 
 
 DEFAULT_NAMES = {name: getattr(Experiment(), name)["name"] for name in NODES}
@@ -47,7 +47,7 @@ def load_experiment(
     *,
     components: Components | None = None,
 ) -> Experiment:
-    """The validated experiment; component nodes hold all their options.
+    """Return the validated experiment; component nodes hold all their options.
 
     Args:
         path: the YAML; None takes every default.
@@ -57,75 +57,37 @@ def load_experiment(
     Raises:
         ConfigError: one line with the file or override, the full key and the nearest known one.
     """
-    return _load(path, parse_overrides(overrides), components or load_components())
-
-
-def variants(
-    path: str | Path | None,
-    overrides: Sequence[str] = (),
-    *,
-    components: Components | None = None,
-) -> list[tuple[str, int, Experiment]]:
-    """Every (variant, seed) of an experiment, each one loadable and in a folder of its own.
-
-    A variant's own overrides win over the command line's. Without ``variants`` and ``seeds`` it
-    is the experiment alone, as it stands.
-
-    Raises:
-        ConfigError: a variant's override is wrong; it is named as the variant's.
-    """
-    components = components or load_components()
-    base = load_experiment(path, overrides, components=components)
-    if not base.variants and not base.seeds:
-        return [(base.name, base.seed, base)]
-    own = parse_overrides(overrides)
-    loaded = []
-    for name, texts in (base.variants or {base.name: []}).items():
-        changed = parse_overrides(texts, label=f"{path}: variants.{name}")
-        for seed in base.seeds or [base.seed]:
-            alone = ["variants={}", "seeds=[]", *([f"seed={seed}"] if base.seeds else [])]
-            experiment = _load(path, own, components, [*changed, *parse_overrides(alone)])
-            experiment.out = f"{experiment.out}/{name}-seed{experiment.seed}"
-            loaded.append((name, experiment.seed, experiment))
-    return loaded
+    components, own = components or load_components(), parse_overrides(overrides)
+    tree, lines = read_yaml(Path(path)) if path else ({}, {})
+    origin = Origin(str(path) if path else "the command line", own)
+    if path:
+        origin.add(Path(path), lines)
+    try:
+        apply_overrides(tree, own, DEFAULT_NAMES)
+        for key in OF_COMPARISONS:
+            if tree.get(key):
+                raise ConfigError(key, f"is a comparison's: falcon-lab compare {path}")
+            tree.pop(key, None)  # an empty one is what older versions wrote down
+        return experiment_of(tree, components)
+    except ConfigError as error:
+        raise error.at(origin.blame(error)) from None
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as nested plain values, for W&B, results and checkpoints."""
+    """Return the experiment as nested plain values, for W&B, results and checkpoints."""
     return dataclasses.asdict(experiment)
 
 
 def dump(experiment: Experiment) -> str:
-    """The experiment as YAML that loads to the same experiment."""
+    """Return the experiment as YAML that loads to the same experiment."""
     return to_yaml(to_plain(experiment))
 
 
 # --- the steps ----------------------------------------------------------------------------------
 
 
-def _load(
-    path: str | Path | None,
-    overrides: list[Override],
-    components: Components,
-    later: Sequence[Override] = (),
-) -> Experiment:
-    tree, lines = read_yaml(Path(path)) if path else ({}, {})
-    origin = Origin(str(path) if path else "the command line", [*overrides, *later])
-    if path:
-        origin.add(Path(path), lines)
-    try:
-        for key in OF_COMPARISONS:
-            if key in tree:
-                raise ConfigError(key, f"is a comparison's: falcon-lab compare {path}")
-        for layer in (overrides, later):
-            apply_overrides(tree, layer, DEFAULT_NAMES)
-        return experiment_of(tree, components)
-    except ConfigError as error:
-        raise error.at(origin.blame(error)) from None
-
-
 def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
-    """The experiment that a plain tree describes, to which the tree's defaults are added.
+    """Return the experiment that a plain tree describes; components' defaults are added to it.
 
     Raises:
         ConfigError: without the place.
@@ -167,13 +129,13 @@ def _with_defaults(
 def _may_be_absent(
     method: dict[str, Any], node: dict[str, Any], name: str, components: Components
 ) -> bool:
-    """Whether a row is optional and its plug-in is not installed."""
+    """Return whether a method is optional and its plug-in is not installed."""
     optional = str(method.get("optional", False)).lower() == "true"
     return optional and not components.knows(NODES[name], str(node.get("name")))
 
 
 def _nodes(experiment: Experiment) -> Iterator[tuple[Any, str, str]]:
-    """Owner, attribute and full key of every component node."""
+    """Yield owner, attribute and full key of every component node."""
     for name in NODES:
         yield experiment, name, name
     for row, method in experiment.evaluation.methods.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,8 @@ def _value(text: str) -> Any:
         return None
     if text.lstrip().startswith(("[", "{", "(")):
         try:  # a sweep writes lists and dicts as Python does: [1, None, True]
-            return _lists(ast.literal_eval(text.strip()))
+            with warnings.catch_warnings(action="ignore"):  # of "\\$", which is a backslash and a $
+                return _lists(ast.literal_eval(text.strip()))
         except (ValueError, SyntaxError):
             pass  # not Python: YAML, as in [a, b]
     return parse_value(text)

@@ -125,7 +125,7 @@ def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     stages = "stages=[evaluate, report]"
     for run_folder in (folder, folder.parent):
         if (run_folder / CONFIGURATION).exists():
-            fixed = [stages, f"out={json.dumps(str(run_folder))}", "variants={}", "seeds=[]"]
+            fixed = [stages, f"out={json.dumps(str(run_folder))}", "seeds=[]"]
             experiment = load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
             if Path(experiment.out) != run_folder:
                 use_drafter_of(run_folder, experiment)

@@ -8,7 +8,6 @@ dataclass that the component was registered with.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,13 +284,6 @@ class Experiment:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    variants: dict[str, list[str]] = field(default_factory=dict)
-    """Name -> overrides: train and evaluate the experiment once for each, then tabulate."""
     seeds: list[int] = ranged([], least=0)
-    """Seeds that every variant is run with; empty is the experiment's own seed."""
-
-    def __post_init__(self) -> None:
-        for name in self.variants:
-            if not re.fullmatch(r"[\w.+=-]+", name):
-                problem = "names a folder; use letters, digits and _.+=-"
-                raise ConfigError(f"variants.{name}", problem)
+    """Seeds that a comparison trains every head with; empty is the experiment's own seed. A run
+    with seeds is a comparison of one head."""

@@ -210,7 +210,7 @@ def test_a_wrong_override_is_named_as_it_was_typed(
 def test_a_plan_is_printed_without_importing_torch(recipe: Path) -> None:
     script = (
         "import sys; from pathlib import Path; "
-        "from falcon_lab.studies.compare.config import load_plan; "
+        "from falcon_lab.studies.compare.loading import load_plan; "
         "from falcon_lab.studies.compare.plan import describe; "
         "import falcon_lab.studies.compare.plan; "
         f"describe(load_plan(Path({str(recipe)!r}))); assert 'torch' not in sys.modules"
@@ -222,3 +222,41 @@ def test_the_plan_of_a_dry_run_is_printed_and_nothing_is_made(recipe: Path) -> N
     done = run_apart("compare", recipe, "--dry-run")
     assert "trainings to do: 4" in done.stdout
     assert not (recipe.parent / "out").exists()
+
+
+# --- the short form -----------------------------------------------------------------------------
+
+
+def test_variants_are_heads_and_seeds_alone_make_one(tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(
+        "name: short\ndrafter: {name: falcon, block: 3, layers: 2}\ntree: {name: chain, depth: 6}\n"
+        "seeds: [0, 5]\nvariants: {k2: [drafter.block=2], static: [tree.name=static]}\n"
+    )
+    k2, static = load_plan(path).heads
+    assert [k2.name, static.name] == ["k2", "static"]
+    assert k2.seeds == static.seeds == [0, 5]
+    assert (k2.experiment.drafter["block"], k2.experiment.drafter["layers"]) == (2, 2)
+    assert static.experiment.drafter["block"] == 3
+    assert static.experiment.tree["name"] == "static"
+    assert "depth" not in static.experiment.tree
+    [alone] = load_plan(path, ["variants={}"]).heads
+    assert (alone.name, alone.seeds) == ("short", [0, 5])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("variants: {good: [], deep: [tree.dept=9]}", ":1: variants.deep.tree.dept: unknown key"),
+        ("variants: {a: [data.length=9]}", ":1: variants.a.data: every head is trained"),
+        ("variants: {'a/b': []}", ":1: variants.a/b: names a folder"),
+        ("variants: {a: tree.depth=9}", ":1: variants.a: must be a list of overrides"),
+        ("variants: [a]", ":1: variants: must be a mapping"),
+    ],
+)
+def test_what_is_wrong_with_a_variant_is_named_as_the_variants(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(f"{text}\n")
+    assert refused("run", path, "--dry-run").startswith(f"falcon-lab: {path}{message}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
 
-PART = "train/time/"
+PART, VALIDATION = "train/time/", "val/"
 
 
 def train_heads(
@@ -58,7 +58,7 @@ def train_heads(
 
 
 def training_facts(head: Head, seed: int) -> dict[str, Any]:
-    """What a training took: steps, tokens read, and seconds, as far as they are known.
+    """Return what a training took and reached, as far as it is known.
 
     Seconds are the mean of the steps whose time was logged, times the steps: what the machine does
     between steps (validation, checkpoints) is not the head's.
@@ -68,17 +68,22 @@ def training_facts(head: Head, seed: int) -> dict[str, Any]:
     run = head.experiments[seed]
     steps = training_steps(run.trainer)
     folder = head.folders[seed].parent
+    history = read_history(folder / HISTORY)
     logged = [
         sum(value for key, value in record.items() if key.startswith(PART))
-        for record in read_history(folder / HISTORY)
+        for record in history
         if any(key.startswith(PART) for key in record)
     ]
+    reached: dict[str, float] = {}
+    for record in history:
+        reached |= {key: value for key, value in record.items() if key.startswith(VALIDATION)}
     return {
         "seed": seed,
         "folder": str(folder),
         "steps": steps,
         "tokens": steps * tokens_a_step(run),
         "seconds": steps * sum(logged) / len(logged) if logged else None,
+        "validation": reached,
     }
 
 

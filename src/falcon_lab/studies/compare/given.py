@@ -47,7 +47,6 @@ def plan_of_runs(
     names = "-".join(dict.fromkeys(_name(folder) for folder in folders))
     fixed = [
         "stages=[evaluate]",
-        "variants={}",
         "seeds=[]",
         "name=compare",
         f"out={json.dumps(f'runs/compare-{names}')}",
@@ -75,7 +74,7 @@ def _run(folder: Path, components: Components) -> Experiment:
         )
     if not (folder / "drafter" / "config.json").exists():
         raise FalconLabError(f"{folder}: its drafter is not trained yet; finish that run first")
-    return load_experiment(path, ["variants={}", "seeds=[]"], components=components)
+    return load_experiment(path, ["seeds=[]"], components=components)
 
 
 def _name(folder: Path) -> str:

@@ -4,6 +4,10 @@
     heads: {falcon: {drafter: {name: falcon, block: 2}}, …}
     only: [falcon, medusa]     # of the heads, also of those of the base
 
+A shorter form, which ``falcon-lab run`` takes too; without it, ``seeds`` make one head.
+
+    variants: {csgd: [], none: [glancing.name=none]}
+
 All else is an experiment's. Imports no torch.
 """
 
@@ -34,7 +38,7 @@ from falcon_lab.studies.compare.config import (
 from falcon_lab.studies.compare.paper import check_paper
 from falcon_lab.studies.compare.plan import Head, Plan
 
-BASE = "base"
+BASE, VARIANTS = "base", "variants"
 HEAD_KEYS = (*HEAD_NODES, "optional", "train", "drafters_of", "spend")
 TRAINING = ("target", "data", "distil")
 
@@ -54,14 +58,49 @@ def load_plan(
     """
     components = components or load_components()
     origin = Origin(str(path), parse_overrides(overrides))
+    short = False
     try:
         tree = _read(path, origin)
         apply_overrides(tree, origin.overrides, DEFAULT_NAMES)
+        short = _take_short_form(tree)
         section = {key: tree.pop(key) for key in COMPARISON_KEYS if key in tree}
         base = experiment_of(deepcopy(tree), components)
         return _plan(base, resolve(ComparisonConfig, section), tree, components)
     except ConfigError as error:
+        if short and error.key.startswith("heads."):  # they stand under another key
+            error = ConfigError(error.key.replace("heads", VARIANTS, 1), error.problem)
         raise error.at(origin.blame(error)) from None
+
+
+def is_short_form(path: Path, overrides: Sequence[str]) -> bool:
+    """Return whether an experiment's YAML is a comparison: it has variants, or seeds."""
+    try:
+        tree, _ = read_yaml(path)
+        apply_overrides(tree, parse_overrides(overrides), DEFAULT_NAMES)
+    except ConfigError:
+        return False  # whoever loads it names what is wrong, and where
+    return not tree.get("heads") and bool(tree.get(VARIANTS) or tree.get("seeds"))
+
+
+def _take_short_form(tree: dict[str, Any]) -> bool:
+    """Turn ``variants`` (name -> overrides) into heads, and return whether there were any.
+
+    An experiment with ``seeds`` and neither of both is the only head.
+    """
+    variants = tree.pop(VARIANTS, None) or {}
+    if variants and tree.get("heads"):
+        raise ConfigError(VARIANTS, "a comparison has heads instead")
+    if not isinstance(variants, Mapping):
+        raise ConfigError(VARIANTS, "must be a mapping of names to lists of overrides")
+    for name, texts in variants.items():
+        key, node = join(VARIANTS, name), dict[str, Any]()
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(key, "must be a list of overrides, as in [drafter.block=3]")
+        apply_overrides(node, parse_overrides(texts, label=key), DEFAULT_NAMES)
+        tree.setdefault("heads", {})[name] = node
+    if not tree.get("heads") and tree.get("seeds"):
+        tree["heads"] = {tree.get("name", "experiment"): {}}
+    return bool(variants)
 
 
 def _read(path: Path, origin: Origin, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -127,8 +166,6 @@ def finished_plan(
         raise ConfigError("temperatures", f"is {config.temperatures}; none may be negative")
     if config.tuning.prompts < 1 or not grid or any(b.word == BEST for b in grid):
         raise ConfigError("tuning", "needs a prompt at least, and budgets of which none is best")
-    if base.variants:
-        raise ConfigError("variants", "a comparison has heads instead")
     if not heads:
         raise ConfigError("heads", "no head is left to be compared")
     return Plan(base, config, budgets, grid, heads, left_out or {}, given)

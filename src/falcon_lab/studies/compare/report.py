@@ -74,6 +74,15 @@ def _seconds(head: Mapping[str, Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def _validated(head: Mapping[str, Any]) -> str | None:
+    """Mean and range, over the seeds, of the last validation's acceptance rate."""
+    known = [t.get("validation", {}).get("val/accept_rate") for t in head["trainings"]]
+    found = [100 * rate for rate in known if rate is not None]
+    if not found:
+        return None
+    return f"{sum(found) / len(found):.1f} [{min(found):.1f}, {max(found):.1f}]"
+
+
 HEADS = (
     Column("head", "name"),
     Column("k", "block"),
@@ -84,6 +93,7 @@ HEADS = (
         lambda head: f"{head['trainings'][0]['tokens']:,}" if head["trainings"] else "none",
     ),
     Column("training s", _seconds, decimals(0)),
+    Column("val accept % [seeds]", _validated),
     Column(
         "best",
         lambda head: ", ".join(f"{b['budget']} (T={t})" for t, b in head["best"].items()) or None,
