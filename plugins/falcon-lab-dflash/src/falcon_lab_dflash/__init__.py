@@ -13,7 +13,7 @@ __all__ = ["DFlashConfig", "register_components"]
 
 @dataclass
 class DFlashConfig:
-    """The drafter."""
+    """Configure the drafter."""
 
     block: int = ranged(8, least=1)
     """Tokens that a pass drafts, k: the masked positions after the root. Published heads have 15,

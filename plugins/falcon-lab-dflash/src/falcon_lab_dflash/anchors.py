@@ -1,6 +1,6 @@
-"""Where the blocks of a training pass stand, and what they see.
+"""Place the blocks of a training pass, and make their attention mask.
 
-Shapes: B batch, T rows, A anchors, k block, Q = A·(k + 1) rows of blocks.
+Shapes: B batch, T tokens, A anchors, k block, Q = A·(k + 1) tokens of blocks.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from torch import Tensor
 
 
 def draw_anchors(documents: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """``[B, A]`` long: rows at which blocks begin, ascending; A is at most T.
+    """Draw ``[B, A]`` long, the tokens at which blocks begin, ascending; A is at most T.
 
-    They are drawn from the rows whose document goes on, each of them equally often; where these do
-    not suffice others fill up, whose labels do not count.
+    They are drawn uniformly from the tokens that are not the last of their document; where these
+    do not suffice, others are added, whose labels do not count.
 
     Args:
         documents: ``[B, T]`` long.
         count: A.
         generator: draws.
     """
-    goes_on = torch.zeros_like(documents, dtype=torch.bool)
-    goes_on[:, :-1] = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
+    inside = torch.zeros_like(documents, dtype=torch.bool)
+    inside[:, :-1] = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
     drawn = torch.rand(documents.shape, generator=generator, device=generator.device)
-    drawn = drawn.to(documents.device) + goes_on
+    drawn = drawn.to(documents.device) + inside
     return drawn.topk(min(count, documents.shape[1]), dim=1).indices.sort(dim=1).values
 
 
 def block_mask(documents: Tensor, anchors: Tensor, block: int) -> Tensor:
-    """``[B, Q, T + Q]`` bool: who sees whom.
+    """Return the attention mask, ``[B, Q, T + Q]`` bool.
 
-    A block sees its document's rows up to its anchor, and all of itself; no other block.
+    A block attends to its document up to its anchor, and to all of itself; to no other block.
 
     Args:
         documents: ``[B, T]`` long.
         anchors: ``[B, A]`` long.
-        block: k; with the root a block has k + 1 rows.
+        block: k; with the root a block has k + 1 tokens.
     """
     batch, rows = documents.shape
     column = torch.arange(rows, device=documents.device)

@@ -1,7 +1,7 @@
 """The draft model: Llama-like layers whose keys and values also come from the target's features.
 
-Shapes: B batch, Q rows of blocks, C rows of context, S = C + Q, L tapped layers, G key/value heads,
-N query heads, D head size, H hidden.
+Shapes: B batch, Q tokens of blocks, C tokens of context, n tokens of either, S = C + Q, L tapped
+layers, G key/value heads, N query heads, D head size, H hidden.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BASE = 10_000.0
-"""Of the rotary frequencies."""
+"""Base of the rotary frequencies."""
 
 
 class Shape(NamedTuple):
-    """Sizes of a draft layer.
+    """Hold the sizes of a draft layer.
 
     Attributes:
         hidden: H.
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def like(cls, config: Any) -> Shape:
-        """Sizes of a target's own layers, by its Hugging Face configuration."""
+        """Return the sizes of a target's own layers, by its Hugging Face configuration."""
         hidden, heads = config.hidden_size, config.num_attention_heads
         head = getattr(config, "head_dim", None) or hidden // heads
         return cls(
@@ -48,27 +48,27 @@ class Shape(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Rotary embeddings of some positions: ``[B or 1, 1, rows, D]`` each."""
+    """Hold rotary embeddings of some positions, ``[B or 1, 1, n, D]`` each."""
 
     cosine: Tensor
     sine: Tensor
 
     @classmethod
     def of(cls, positions: Tensor, head: int, dtype: torch.dtype) -> Rotation:
-        """For ``[B or 1, rows]`` positions."""
+        """Compute them for ``[B or 1, n]`` positions."""
         power = torch.arange(0, head, 2, device=positions.device, dtype=torch.float32) / head
         angle = positions[:, None, :, None].float() * BASE**-power
         angle = torch.cat([angle, angle], dim=-1)
         return cls(angle.cos().to(dtype), angle.sin().to(dtype))
 
     def turn(self, rows: Tensor) -> Tensor:
-        """``[B, heads, rows, D]``, rotated."""
+        """Rotate ``[B, heads, n, D]``."""
         first, second = rows.chunk(2, dim=-1)
         return rows * self.cosine + torch.cat([-second, first], dim=-1) * self.sine
 
 
 class DraftLayer(nn.Module):
-    """Attention over context and block, then an MLP, each behind a norm and beside a residual."""
+    """Attend to context and block, then apply an MLP, each with a norm and a residual."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -85,12 +85,12 @@ class DraftLayer(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def keys_values(self, rows: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """``[B, rows, H]`` of context, or of a block behind the norm -> two ``[B, G, rows, D]``."""
+        """Turn ``[B, n, H]`` of context or of a normed block into two ``[B, G, n, D]``."""
         keys = self.key_norm(self._heads(self.key(rows), self.shape.groups))
         return rotation.turn(keys), self._heads(self.value(rows), self.shape.groups)
 
     def normed(self, rows: Tensor) -> Tensor:
-        """A block's rows as attention reads them."""
+        """Normalise a block's tokens for attention."""
         normed: Tensor = self.before_attention(rows)
         return normed
 
@@ -103,15 +103,15 @@ class DraftLayer(nn.Module):
         values: Tensor,
         mask: Tensor | None,
     ) -> Tensor:
-        """Rows of blocks, one layer on.
+        """Send tokens of blocks through the layer.
 
         Args:
             rows: ``[B, Q, H]``.
-            normed: the same behind the norm.
+            normed: the same behind the first norm.
             rotation: of their positions.
             keys: ``[B, G, S, D]``, of context and blocks.
             values: the same.
-            mask: ``[B, Q, S]`` bool; None: all see all.
+            mask: ``[B, Q, S]`` bool; None: all attend to all.
         """
         query = self.query_norm(self._heads(self.query(normed), self.shape.heads))
         seen = functional.scaled_dot_product_attention(
@@ -131,7 +131,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """Layers that are given the target's features in every key and value (KV injection).
+    """Stack layers that have the target's features in their keys and values (KV injection).
 
     Args:
         shape: of every layer.
@@ -149,11 +149,11 @@ class DraftModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Return that of the weights."""
         return self.fuse.weight.dtype
 
     def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What all layers are given of the target.
+        """Fuse what all layers read of the target.
 
         Args:
             taps: ``[B, C, L, H]``.
@@ -168,5 +168,5 @@ class DraftModel(nn.Module):
         return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
 
     def rotation(self, positions: Tensor) -> Rotation:
-        """Of ``[B or 1, rows]`` positions."""
+        """Compute the rotation of ``[B or 1, n]`` positions."""
         return Rotation.of(positions, self.shape.head, self.dtype)

@@ -13,7 +13,7 @@ __all__ = ["Eagle3Config", "EagleConfig", "register_components"]
 
 @dataclass
 class EagleConfig:
-    """EAGLE (arXiv 2401.15077, §4.1); with the tree ``dynamic`` EAGLE-2 (arXiv 2406.16858)."""
+    """Configure EAGLE (arXiv 2401.15077, §4.1); with tree ``dynamic`` EAGLE-2 (2406.16858)."""
 
     layers: int = ranged(1, least=1)
     """Decoder blocks of the target's own kind."""
@@ -21,7 +21,7 @@ class EagleConfig:
 
 @dataclass
 class Eagle3Config:
-    """EAGLE-3 (arXiv 2503.01840, §3)."""
+    """Configure EAGLE-3 (arXiv 2503.01840, §3)."""
 
     taps: list[int] | None = None
     """Layers of the target that are read (0: its embeddings, i: what layer i puts out); null is a

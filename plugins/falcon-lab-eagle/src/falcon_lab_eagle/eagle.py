@@ -13,7 +13,7 @@ from falcon_lab_eagle import EagleConfig
 
 
 class EagleDrafter(FeatureHead):
-    """A linear layer from 2H to H, and decoder blocks of the target's own kind.
+    """Draft by a linear layer from 2H to H, and decoder blocks of the target's own kind.
 
     It regresses on the target's next feature, which the target's LM head reads (arXiv 2401.15077,
     §4.1). Falcon with a block of one and a linear fuse is the same.

@@ -1,6 +1,6 @@
 """EAGLE-3's drafter: three layers of the target in place of its features, and no feature loss.
 
-Shapes: B batch, T rows, L tapped layers, H hidden, V vocabulary.
+Shapes: B batch, T tokens, L tapped layers, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ KERNELS = ("eager", "sdpa", "flex_attention")
 
 
 class Eagle3Drafter(FeatureHead):
-    """A linear layer over the tapped layers, one decoder layer of 2H wide queries, keys and values.
+    """Draft by a projection of tapped layers, and a decoder layer with 2H wide attention.
 
-    Rows of true positions hold what is made of the taps; in later passes the layer's own output
-    stands there (arXiv 2503.01840, §3.1). Nothing regresses on the target's features, so train it
-    with ``objective.feature: 0``, and over several passes with ``distillation.unroll``.
+    A token of a true position is joined with a projection of the taps, in later passes with the
+    layer's own output (arXiv 2503.01840, §3.1). Nothing regresses on the target's features, so
+    train it with ``objective.feature: 0``, and over several passes with ``distillation.unroll``.
     """
 
     def __init__(self, config: Eagle3Config, context: BuildContext) -> None:
@@ -51,19 +51,19 @@ class Eagle3Drafter(FeatureHead):
             self.head = nn.Linear(host.hidden_size, host.vocab_size, bias=False)
 
     def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
-        """``[..., L, H]`` hidden states of the target -> ``[..., H]``."""
+        """Project ``[..., L, H]`` hidden states of the target to ``[..., H]``."""
         if taps is None:
             raise ValueError("EAGLE-3 reads layers of the target, and none was tapped")
         mixed: Tensor = self.mix(taps.flatten(-2).to(self.mix.weight.dtype))
         return mixed
 
     def join(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Rows in the drafter's own precision, as no layer stands before the decoder layer."""
+        """Join in the drafter's own precision, as no layer stands before the decoder layer."""
         dtype = self.mix.weight.dtype
         return torch.cat([self.host.embed(tokens).to(dtype), features.to(dtype)], dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., H]`` -> ``[..., V]``."""
+        """Turn ``[..., H]`` into ``[..., V]``, by the drafter's own LM head if it has one."""
         normed = self.norm(hidden)
         if self.head is None:
             return super().logits(normed)
@@ -71,14 +71,14 @@ class Eagle3Drafter(FeatureHead):
         return logits
 
     def predicted(self, hidden: Tensor, where: Rows) -> Prediction:
-        """Tokens alone: the rows are no predictions of the target's features."""
+        """Predict tokens alone: the rows are no predictions of the target's features."""
         return Prediction(None, None, *where, hidden=hidden, head=lambda rows, _: self.logits(rows))
 
 
 class WideLayer(nn.Module):
-    """Llama's decoder layer, whose attention reads an embedding beside a hidden state.
+    """Run Llama's decoder layer with an attention that reads an embedding beside a hidden state.
 
-    Called as a base model of Hugging Face's is. Whatever the target's family, this is EAGLE-3's.
+    It is called like a base model of Hugging Face, and the same for every family of targets.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -103,7 +103,7 @@ class WideLayer(nn.Module):
         past_key_values: Any = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """``[B, T, 2H]``, embeddings and hidden states, -> ``[B, T, H]``."""
+        """Turn ``[B, T, 2H]``, embeddings and hidden states, into ``[B, T, H]``."""
         embedding, hidden = inputs_embeds.chunk(2, dim=-1)
         rows = torch.cat([self.embedding_norm(embedding), self.hidden_norm(hidden)], dim=-1)
         attended = self.attention(
@@ -118,9 +118,9 @@ class WideLayer(nn.Module):
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer, as the official code takes them.
+    """Return a low, a middle and a high layer, as in the official code.
 
-    A target of few layers gives the last three that can be tapped.
+    Of a target with few layers they are the last three that can be tapped.
     """
     official = (2, layers // 2, layers - 3)
     if 2 < official[1] < official[2]:
@@ -129,7 +129,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def layer_config(host: DrafterHost) -> LlamaConfig:
-    """Llama's layer in the target's sizes."""
+    """Return the configuration of Llama's layer in the target's sizes."""
     theirs = host.config
     heads = theirs.num_attention_heads
     kernel = getattr(theirs, "_attn_implementation", None)

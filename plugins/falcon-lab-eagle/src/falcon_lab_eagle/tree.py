@@ -16,5 +16,5 @@ depth 5 (arXiv 2401.15077; ``eagle/model/choices.py`` of the official code)."""
 
 
 def published_tree(config: None, context: BuildContext) -> dict[str, int]:
-    """The tree, as the builder ``static`` takes it."""
+    """Return the tree in the form of the builder ``static``."""
     return CHILDREN

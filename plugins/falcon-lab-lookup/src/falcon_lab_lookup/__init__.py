@@ -14,10 +14,10 @@ __all__ = ["LookaheadConfig", "LookupConfig", "register_components"]
 
 @dataclass
 class LookupConfig:
-    """What is looked for, and how much is copied."""
+    """Configure prompt lookup: what is searched for, and how much is copied."""
 
     max_ngram: int = ranged(3, least=1)
-    """Longest run of newest tokens that is looked for earlier in the text."""
+    """Longest run of newest tokens that is searched for earlier in the text."""
     num_tokens: int = ranged(10, least=1)
     """Tokens that are copied from behind a match."""
     whole: bool = False
@@ -26,18 +26,18 @@ class LookupConfig:
 
 @dataclass
 class LookaheadConfig:
-    """Lookahead decoding (arXiv 2402.02057); the defaults are those of its Spec-Bench entry."""
+    """Configure Lookahead decoding (arXiv 2402.02057) with the defaults of its Spec-Bench entry."""
 
     ngram: int = ranged(5, least=3)
-    """N: tokens of an n-gram, the one that it is found by counted."""
+    """N: tokens of an n-gram, its first token counted."""
     window: int = ranged(7, least=1)
-    """W: columns of the window, each of which gives an n-gram a round."""
+    """W: columns of the window, each of which yields an n-gram a round."""
     guesses: int = ranged(7, least=1)
-    """G: n-grams that are kept of every first token, and verified in a round."""
+    """G: n-grams that are stored for every first token, and verified in a round."""
     from_text: bool = False
-    """Whether the n-grams of prompt and answer are kept too."""
+    """Whether the n-grams of prompt and answer are stored too."""
     seed: int = 0
-    """Of the first guesses, which are tokens of the text."""
+    """Seed of the first guesses, which are drawn from the text."""
 
 
 @hookimpl

@@ -13,9 +13,9 @@ from falcon_lab_lookup import LookupConfig
 
 
 class LookupDrafter(Drafter):
-    """Copies what followed the first earlier occurrence of the newest tokens.
+    """Copy what followed the first earlier occurrence of the newest tokens.
 
-    Runs of ``max_ngram`` newest tokens are looked for, then shorter ones; the first occurrence of
+    Runs of ``max_ngram`` newest tokens are searched for, then shorter ones; the first occurrence of
     the longest is copied from, up to k tokens, as Hugging Face's ``prompt_lookup_num_tokens`` does.
     With ``whole`` an occurrence counts only when k tokens follow it. As the first has the most text
     after it, only the first of every run need be remembered, and a draft costs ``max_ngram``
@@ -48,9 +48,9 @@ class LookupDrafter(Drafter):
             self._append(token)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """``[1, rows, V]``, one token a row, for the root; no rows when there is no match.
+        """Return ``[1, rows, V]``, one token a row, for the root; no rows without a match.
 
-        Below the root there is nothing to say: the copy ends with the block.
+        Nothing is drafted below the root's block, with which the copy ends.
         """
         blocks, device = frontier.tokens.shape[0], frontier.tokens.device
         copied = self.lookup() if int(frontier.parents[0]) < 0 else []
@@ -60,7 +60,7 @@ class LookupDrafter(Drafter):
         return DraftOutput(logits, paths=[copied] if copied else [])
 
     def lookup(self) -> list[int]:
-        """The tokens behind the first match, at most k; or none."""
+        """Return the tokens behind the first match, at most k; or none."""
         for length in range(min(self._max_ngram, len(self._tokens)), 0, -1):
             start = self._after[tuple(self._tokens[-length:])]
             if start + self._least <= len(self._tokens):

@@ -26,19 +26,18 @@ from falcon_lab_lookup.window import Shape, Window, most_tokens
 
 
 class LookaheadDrafter(Drafter):
-    """Drafts n-grams that the target itself has written in passes that it made anyway.
+    """Draft n-grams that the target itself has predicted in passes that it made anyway.
 
     In one pass the target verifies the n-grams which begin with the newest token, and reads a
     window of guesses of the text to come (``window.py``) as auxiliary nodes, which gives new
-    n-grams for the pool. There is no model and no pass of a drafter; what it costs is the width of
-    the target's pass.
+    n-grams for the pool. There is no draft model; the cost is the width of the target's pass.
 
     Args:
         config: the options.
         context: gives the target's vocabulary.
 
     Attributes:
-        block: N - 1, an n-gram without the token that it is found by.
+        block: N - 1, an n-gram without its first token.
         max_auxiliary: tokens of the window.
     """
 
@@ -69,10 +68,10 @@ class LookaheadDrafter(Drafter):
             self._append(token)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """The n-grams that begin with the newest token, newest first, as ``paths``.
+        """Return the n-grams that begin with the newest token, newest first, as ``paths``.
 
         The logits ``[1, k, V]`` are the newest one alone, for trees that are made of logits.
-        Below the root there is nothing to say.
+        Nothing is drafted below the root's block.
         """
         blocks, device = frontier.tokens.shape[0], frontier.tokens.device
         grams = self.pool.behind(self._text[-1]) if int(frontier.parents[0]) < 0 else []

@@ -1,4 +1,4 @@
-"""The n-grams that Lookahead has seen.
+"""The n-grams that Lookahead has collected.
 
 Shapes: N tokens of an n-gram, G n-grams of a token.
 """
@@ -12,7 +12,7 @@ Gram = tuple[int, ...]
 
 
 class Pool:
-    """The G n-grams of every first token that were seen last.
+    """Hold the G newest n-grams of every first token.
 
     Args:
         most: G.
@@ -23,13 +23,13 @@ class Pool:
         self.grams: dict[int, dict[Gram, None]] = {}  # oldest first
 
     def add(self, first: int, gram: Sequence[int]) -> None:
-        """Keep an n-gram as the newest of its first token."""
-        kept, gram = self.grams.setdefault(first, {}), tuple(gram)
-        kept.pop(gram, None)
-        kept[gram] = None
-        if len(kept) > self._most:
-            del kept[next(iter(kept))]
+        """Add an n-gram as the newest of its first token."""
+        known, gram = self.grams.setdefault(first, {}), tuple(gram)
+        known.pop(gram, None)
+        known[gram] = None
+        if len(known) > self._most:
+            del known[next(iter(known))]
 
     def behind(self, first: int) -> list[Gram]:
-        """The n-grams of a token, newest first."""
+        """Return the n-grams of a token, newest first."""
         return [*reversed(self.grams.get(first, {}))]

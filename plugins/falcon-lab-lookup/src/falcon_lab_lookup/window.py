@@ -1,11 +1,11 @@
 """Lookahead's window: Jacobi iterations of several columns side by side.
 
-Level 0 is a guess of the text to come, one token a position. Column i goes on from guess i - 1
-(from the newest token itself for i = 0) with its tokens of level 1, of level 2, up to N - 2. So the
+Level 0 is a guess of the text to come, one token a position. Column i continues guess i - 1
+(the newest token itself for i = 0) with its tokens of level 1, of level 2, up to N - 2. So the
 window is a tree, level 0 a chain below the root and each column a branch off it, and the target's
 choice behind a column's end is new. The chosen tokens become the last level; the others move up
 one: level 0 is forgotten, and level 1 without its first takes its place, one position further on.
-(How many tokens the round accepted does not matter to it, as in the official code by default,
+(It moves by one however many tokens the round accepted, as in the official code by default,
 there ``ALWAYS_FWD_ONE``.)
 
 To begin with there is level 0 alone, longer by what moving on will take from it, and every round
@@ -27,20 +27,20 @@ from falcon_lab_lookup.pool import Gram
 
 
 def sizes(ngram: int, window: int, levels: int) -> tuple[int, ...]:
-    """Tokens of every level while there are so many of them."""
+    """Return the tokens of every level while there are so many of them."""
     moved = levels - 1
     first = window + ngram - 3 - moved
     return (first, *(first + 1 for _ in range(moved)))
 
 
 def most_tokens(ngram: int, window: int) -> int:
-    """P at its largest."""
+    """Return the largest P."""
     return max(sum(sizes(ngram, window, levels)) for levels in range(1, ngram))
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The depths and attention mask of a window.
+    """Hold the depths and the attention mask of a window.
 
     Attributes:
         depth: ``[P]`` long, positions behind the root.
@@ -54,7 +54,7 @@ class Shape:
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> Shape:
-        """The shape of levels of these sizes."""
+        """Make the shape of levels of these sizes."""
         number = {
             (level, place): index
             for index, (level, place) in enumerate(
@@ -73,7 +73,7 @@ class Shape:
 
 
 class Window:
-    """A window and its iterations.
+    """Iterate a window.
 
     Args:
         ngram: N.
@@ -88,19 +88,19 @@ class Window:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Tokens of every level."""
+        """Return the number of tokens of every level."""
         return tuple(map(len, self.levels))
 
     @property
     def tokens(self) -> list[int]:
-        """All of them, level by level."""
+        """Return all tokens, level by level."""
         return [*chain.from_iterable(self.levels)]
 
     def advance(self, root: int, new: Sequence[int]) -> list[tuple[int, Gram]]:
-        """Take the target's choices behind the tokens of the last level in.
+        """Take in the target's choices behind the tokens of the last level.
 
         Args:
-            root: the newest token when the window was read.
+            root: the newest token when the target read the window.
             new: as many tokens as the last level has.
 
         Returns:
@@ -109,7 +109,7 @@ class Window:
         """
         if len(self.levels) < self._full:
             # Every level moves one position on, as the text does; the new one is there already
-            # if it follows level 0, whose tokens were asked for what comes after themselves.
+            # if it follows level 0, as the target predicts what comes after each token.
             behind = list(new) if len(self.levels) == 1 else list(new)[1:]
             self.levels = [*(level[1:] for level in self.levels), behind]
             return []

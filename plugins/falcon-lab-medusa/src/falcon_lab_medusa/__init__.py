@@ -13,7 +13,7 @@ __all__ = ["MedusaConfig", "MedusaObjectiveConfig", "TypicalConfig", "register_c
 
 @dataclass
 class MedusaConfig:
-    """The heads."""
+    """Configure the heads."""
 
     block: int = ranged(4, least=1)
     """Heads, each for one more token below the root: k."""
@@ -26,23 +26,23 @@ class MedusaConfig:
 
 @dataclass
 class MedusaObjectiveConfig:
-    """Cross-entropy of every head, the later ones weighted less."""
+    """Configure the cross-entropy of every head, the later ones weighted less."""
 
     decay: float = ranged(0.8, above=0, most=1)
     """Head i, from 1 on, has weight decay^i (0.8 in the paper; 1 in the official code)."""
     label: str = choice("data", ("data", "argmax", "soft"))
-    """What a head is to say: the ``data``'s token (published), the target's ``argmax``, or all of
+    """What a head learns: the ``data``'s token (published), the target's ``argmax``, or all of
     the target's distribution (``soft``)."""
 
 
 @dataclass
 class TypicalConfig:
-    """Typical acceptance: p(x) > min(epsilon, alpha·exp(-H(p))). It is lossy."""
+    """Configure typical acceptance, which is lossy: p(x) > min(epsilon, alpha·exp(-H(p)))."""
 
     epsilon: float = ranged(0.09, above=0, most=1)
-    """What is likelier than this is always accepted."""
+    """Tokens of a higher probability are always accepted."""
     alpha: float = ranged(0.3, above=0, most=1)
-    """Of what the target's own uncertainty allows; about the square root of epsilon."""
+    """Factor of what the target's own uncertainty allows; about the square root of epsilon."""
 
 
 @hookimpl

@@ -17,7 +17,7 @@ NO_LABEL = -100
 
 
 class MedusaObjective(Objective):
-    """The objective of ``MedusaObjectiveConfig``, for any drafter with slots.
+    """Compute the loss of ``MedusaObjectiveConfig``, for any drafter with slots.
 
     Attributes:
         weights: one term. A term counts as the mean over rows, of which every head has as many;
@@ -29,7 +29,7 @@ class MedusaObjective(Objective):
         self.weights: Mapping[str, float] = {"medusa": float(max(1, context.block))}
 
     def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
-        """The term per row, ``[R']`` float32; 0 for a row whose label is missing."""
+        """Return the term per row, ``[R']`` float32; 0 for a row whose label is missing."""
         return {"medusa": self._divergence(rows) * self.config.decay ** (rows.slot + 1)}
 
     def _divergence(self, rows: LabelledRows) -> Tensor:

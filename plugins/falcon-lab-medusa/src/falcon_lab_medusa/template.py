@@ -15,5 +15,5 @@ measured on a 7B model."""
 
 
 def mc_sim_7b_63(config: None, context: BuildContext) -> dict[str, int]:
-    """The template, as a mapping from node to child count."""
+    """Return the template, a mapping from node to child count."""
     return {node: int(count) for node, count in (e.split(":") for e in CHILDREN.split())}

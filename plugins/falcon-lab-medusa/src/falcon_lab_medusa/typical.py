@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, §2.3.1): take what the target might have said.
+"""Typical acceptance (Medusa, arXiv 2401.10774, §2.3.1): accept what is likely enough.
 
 Shapes: N tree nodes, V vocabulary.
 """
@@ -25,7 +25,7 @@ class Typical(AcceptanceRule):
 
     Args:
         config: the two thresholds.
-        context: handed on.
+        context: of the builder.
     """
 
     lossless = False
@@ -37,7 +37,7 @@ class Typical(AcceptanceRule):
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Acceptance:
-        """``logits`` are the target's, ``[N, V]``, one row per tree node."""
+        """Choose a path by the target's ``logits``, ``[N, V]``."""
         if sampling.greedy:
             return self._greedy(tree, logits, sampling, generator)
         likely = self.likelihoods(tree, logits, sampling)  # [N]
@@ -52,13 +52,13 @@ class Typical(AcceptanceRule):
     def accept_padded(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> PaddedAcceptance | None:
-        """As ``Greedy``; at temperatures above 0 the path is looked for step by step."""
+        """Decide as ``Greedy`` does; above temperature 0 the host searches for the path."""
         if not sampling.greedy:
             return None
         return self._greedy.accept_padded(tree, logits, sampling, generator)
 
     def likelihoods(self, tree: TokenTree, logits: Tensor, sampling: Sampling) -> Tensor:
-        """``[N]``: log p of each node after its parent, ``-inf`` where it is not typical.
+        """Return ``[N]``, log p of each node after its parent, ``-inf`` where it is not typical.
 
         The root has 0: it is the target's own.
         """

@@ -1,4 +1,4 @@
-"""Speculative sampling with a small language model. Importing this imports no torch."""
+"""Speculative sampling with a draft model. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYERS = 2
 
 @dataclass
 class SpsConfig:
-    """Which small language model drafts: one that is there, or a fresh one of the target's kind."""
+    """Configure the draft model: a pretrained one, or a fresh one of the target's kind."""
 
     model: str | None = None
     """A hub id or a folder with the target's own vocabulary; null makes a fresh model, which must

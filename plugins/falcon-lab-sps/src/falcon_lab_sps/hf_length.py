@@ -11,10 +11,10 @@ from falcon_lab_sps import HfLengthConfig
 
 
 class HfLength(LengthController):
-    """A length that goes up while everything is accepted.
+    """Raise the draft length while everything is accepted, and lower it otherwise.
 
-    It limits the depth of what the tree builder drafts by itself, so the tree must be as deep as
-    the length may become. Every text begins with ``start``.
+    It limits the depth of what the tree builder drafts, so the tree must be as deep as the length
+    may become. Every text begins with ``start``.
 
     Args:
         config: the numbers.
@@ -27,12 +27,11 @@ class HfLength(LengthController):
         self.length = config.start
 
     def budget(self) -> Budget:
-        """Paths of the present length."""
+        """Return a budget of the present length."""
         return Budget(depth=self.length)
 
     def update(self, outcome: RoundOutcome) -> None:
-        """Longer after a whole path was accepted, shorter after any other; a round without
-        drafts tells nothing."""
+        """Raise the length after a whole path was accepted, and lower it after any other."""
         if outcome.drafted == 0:
             return
         if outcome.accepted == outcome.drafted:
@@ -41,5 +40,5 @@ class HfLength(LengthController):
             self.length = max(1, self.length - self._config.down)
 
     def reset(self) -> None:
-        """Back to the start."""
+        """Return to the initial length."""
         self.length = self._config.start

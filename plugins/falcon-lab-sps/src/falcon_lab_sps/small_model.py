@@ -1,6 +1,6 @@
-"""The small language model: a fresh one of the target's kind, or one that is there.
+"""The draft model: a fresh one of the target's kind, or a pretrained one.
 
-Shapes: B batch, T new rows, H hidden (of the small model), V vocabulary (of the target).
+Shapes: B batch, T new tokens, H hidden (of the small model), V vocabulary (of the target).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from falcon_lab.model.target import max_positions
 from falcon_lab_sps import LAYERS, SpsConfig
 
 NEVER = -1e4
-"""Logit of a token that the small model does not know: finite in half precision, and for a loss."""
+"""Logit of a token that the draft model does not have: finite in half precision, and in a loss."""
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
-"""What families call the width of their feed-forward layers."""
+"""Names of the width of feed-forward layers, by family."""
 
 
 class SmallModel(nn.Module):
-    """A causal language model whose logits are as wide as the target's.
+    """Wrap a causal language model, with logits as wide as the target's.
 
     Attributes:
         backbone: all of it but the LM head.
@@ -48,7 +48,7 @@ class SmallModel(nn.Module):
         self.max_positions = max_positions(self.config)
         self._vocabulary = vocabulary
         head, table = model.get_output_embeddings(), self._table
-        # Tied weights are held, trained and saved once.
+        # Tied weights are stored, trained and saved once.
         self.head: nn.Module | None = None if head.weight is table.weight else head
 
     @property
@@ -56,7 +56,7 @@ class SmallModel(nn.Module):
         return self.backbone.base.get_input_embeddings()
 
     def forward(self, **rows: Any) -> Tensor:
-        """Hidden states of ``tokens`` ``[B, T]``; see ``Backbone.forward`` for the rest.
+        """Return the hidden states of ``tokens`` ``[B, T]``; see ``Backbone.forward`` for the rest.
 
         A token that only the target knows is read as the last one of the table.
         """
@@ -64,14 +64,14 @@ class SmallModel(nn.Module):
         return hidden
 
     def known(self, tokens: Tensor) -> Tensor:
-        """Tokens that the table has, ``[...]`` long."""
+        """Replace tokens, ``[...]`` long, that the table does not have by its last one."""
         entries = self._table.weight.shape[0]
         return tokens.clamp_max(entries - 1) if entries < self._vocabulary else tokens
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., H]`` -> ``[..., V]``: cut, or filled up with ``NEVER``.
+        """Turn ``[..., H]`` into ``[..., V]``, cut or padded with ``NEVER``.
 
-        Models of one vocabulary have tables of several sizes: rows are added for the hardware.
+        Models of one vocabulary have tables of several sizes, padded for the hardware.
         """
         if self.head is None:
             logits = functional.linear(hidden, self._table.weight)
@@ -83,7 +83,7 @@ class SmallModel(nn.Module):
 
 
 def small_model(config: SpsConfig, host: DrafterHost) -> SmallModel:
-    """The model of a configuration.
+    """Make or load the model of a configuration.
 
     Raises:
         FalconLabError: it cannot be loaded, or its vocabulary is another one.
@@ -103,7 +103,7 @@ def _fresh(config: SpsConfig, host: DrafterHost) -> Any:
 
 
 def fresh_config(config: SpsConfig, host: DrafterHost) -> Any:
-    """The target's configuration with another shape.
+    """Return the target's configuration with another shape.
 
     Raises:
         ValueError: the heads do not divide the width.
@@ -131,7 +131,7 @@ def _set_width(made: Any, width: int | None, proportion: float) -> None:
     if name is None:
         raise ValueError(f"{made.model_type} has no width of its own in the feed-forward layers")
     theirs = getattr(made, name)
-    if width is None and theirs is not None:  # without a number the family has its own rule
+    if width is None and theirs is not None:  # without a number the family computes it
         width = max(1, round(theirs * proportion))
     setattr(made, name, width)
 
@@ -154,7 +154,7 @@ def _loaded(config: SpsConfig, host: DrafterHost) -> Any:
 
 
 def check_same_vocabulary(name: str, mine: Any, theirs: Any) -> None:
-    """Refuse a draft model whose token numbers mean something else than the target's.
+    """Refuse a draft model whose vocabulary is not the target's.
 
     Raises:
         FalconLabError: naming the first token that differs.
