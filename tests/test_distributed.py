@@ -59,10 +59,9 @@ def test_another_process_of_a_machine_waits_for_the_target_and_trains_none(
         (tmp_path / "target").mkdir()
         (tmp_path / "target" / "quality.json").write_text("{}")
 
-    monkeypatch.setattr(builtin.time, "sleep", first_process_finishes)
-    monkeypatch.setattr(builtin, "train_target", never)
+    monkeypatch.setattr("time.sleep", first_process_finishes)
     recipe = builtin.built_in_recipe("tiny-code")
-    builtin.ensure_pretrained("tiny-code", recipe, tmp_path / "target", never)
+    builtin.ensure_pretrained("tiny-code", recipe, tmp_path / "target", never, never)
     assert len(waits) == 1
 
 

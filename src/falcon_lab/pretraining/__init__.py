@@ -1,1 +1,1 @@
-"""Targets that are trained from scratch here."""
+"""The targets that are trained from scratch here: made by a recipe, and judged."""

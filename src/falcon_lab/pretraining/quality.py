@@ -1,4 +1,4 @@
-"""Does a target earn trust? Held-out loss, and completions that parse and do not loop."""
+"""The quality of a target: held-out loss, and completions that parse and do not loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from falcon_lab.config.schema import Gate
 
 @dataclass(frozen=True)
 class Quality:
-    """What a target trained here reached.
+    """The figures of a target that was trained here.
 
     Attributes:
         loss: held-out cross-entropy in nats per token.
@@ -35,27 +35,27 @@ class Quality:
 
     @property
     def sentence(self) -> str:
-        """The judgement in one sentence."""
+        """The judgement in one clause."""
         return gate_sentence(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``quality.json`` and ``results.json``."""
+        """Return the figures for ``quality.json`` and ``results.json``."""
         return asdict(self)
 
 
 def gate_sentence(quality: Mapping[str, Any]) -> str:
-    """The judgement of ``Quality.as_dict`` in one sentence."""
+    """Return the judgement of ``Quality.as_dict`` in one clause."""
     outcome = "passes" if quality["passed"] else "fails"
     return f"it {outcome} its quality gate: {quality['verdict']}"
 
 
 def distinct_share(tokens: Sequence[int]) -> float:
-    """Distinct tokens over all tokens; 1.0 for no tokens."""
+    """Return distinct tokens over all tokens; 1.0 for no tokens."""
     return len(set(tokens)) / len(tokens) if tokens else 1.0
 
 
 def complete_part(prompt: str, completion: str, *, finished: bool) -> str | None:
-    """The text up to its last finished top-level statement, or None when the completion adds none.
+    """Return the text up to its last finished top-level statement, or None where there is none.
 
     A completion that hit its length limit ends anywhere; what it was in the middle of is dropped
     from the last line that starts at the margin.
@@ -72,7 +72,7 @@ def complete_part(prompt: str, completion: str, *, finished: bool) -> str | None
 
 
 def parses(source: str | None) -> bool:
-    """Whether ``ast.parse`` accepts the source."""
+    """Return whether ``ast.parse`` accepts the source."""
     if source is None:
         return False
     try:
@@ -103,7 +103,7 @@ def judge(gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence
 
 
 def read_figures(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where there is none or a damaged one."""
+    """Read a JSON object; None where there is none or a damaged one."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

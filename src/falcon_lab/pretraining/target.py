@@ -1,7 +1,7 @@
 """Targets by name: built in, pre-trained by a recipe, or loaded from the hub or a folder.
 
 A pre-trained target is made once and kept in the cache under the fingerprint of its recipe. Its
-making can be killed at any moment: the same call goes on where it stopped.
+making can be killed at any moment: the same call resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ log = logging.getLogger(__name__)
 BUILT_IN = ("tiny-code",)
 
 Announce = Callable[[str], None]
-"""Takes one line that tells the user what is happening."""
+"""Takes one line for the user."""
+Make = Callable[[str, PretrainingConfig, Path, Announce], None]
+"""Makes the target of a recipe in a folder."""
 
 
 def built_in_recipe(name: str) -> PretrainingConfig:
-    """The recipe that ships with the package."""
+    """Read the recipe that ships with the package."""
     shipped = resources.files("falcon_lab.pretraining").joinpath(f"recipes/{name}.yaml")
     with resources.as_file(shipped) as path:
         tree, _ = read_yaml(path)
@@ -42,14 +44,14 @@ def built_in_recipe(name: str) -> PretrainingConfig:
 
 
 def recipe_of(config: TargetConfig) -> PretrainingConfig | None:
-    """The recipe a target is pre-trained with, or None for one that is loaded."""
+    """Return the recipe that a target is pre-trained by, or None for one that is loaded."""
     if config.pretraining is not None:
         return config.pretraining
     return built_in_recipe(config.name) if config.name in BUILT_IN else None
 
 
 def recipe_fingerprint(recipe: PretrainingConfig) -> str:
-    """Twelve hex digits that change with whatever changes the weights."""
+    """Return twelve hex digits that change with whatever changes the weights."""
     from falcon_lab.data.corpora import corpus_fingerprint
 
     facts = dataclasses.asdict(recipe)
@@ -60,13 +62,13 @@ def recipe_fingerprint(recipe: PretrainingConfig) -> str:
 
 
 def target_folder(name: str, recipe: PretrainingConfig) -> Path:
-    """Where the finished target of a recipe is kept."""
+    """Return the folder of the finished target of a recipe."""
     label = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
     return cache_folder() / "targets" / f"{label}-{recipe_fingerprint(recipe)}"
 
 
 def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
-    """The target of a configuration: trained first if need be.
+    """Load the target of a configuration; train it first if need be.
 
     Raises:
         FalconLabError: when it cannot be loaded, with the reason.
@@ -85,11 +87,22 @@ def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
 
 
 def ensure_pretrained(
-    name: str, recipe: PretrainingConfig, folder: Path, announce: Announce
+    name: str,
+    recipe: PretrainingConfig,
+    folder: Path,
+    announce: Announce,
+    make: Make | None = None,
 ) -> None:
-    """Train the target unless ``folder`` holds it already. Two processes do not both train it.
+    """Train the target unless ``folder`` has it already. Two processes never both train it.
 
     In a distributed training the first process of each machine does, and the others wait.
+
+    Args:
+        name: of the target, for messages.
+        recipe: what is made.
+        folder: of the finished target.
+        announce: takes one line for the user.
+        make: makes the target; None: ``train_target``.
     """
     while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails
         time.sleep(0.2)
@@ -104,23 +117,23 @@ def ensure_pretrained(
             shutil.rmtree(partial, ignore_errors=True)
             folder.rename(partial)
         announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
-        train_target(name, recipe, partial, announce)
+        (make or train_target)(name, recipe, partial, announce)
         shutil.rmtree(partial / "checkpoints", ignore_errors=True)
         partial.rename(folder)
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the folder holds a target with its judgement, which is written last."""
+    """Return whether the folder has a target with its judgement, which is written last."""
     return read_figures(folder / "quality.json") is not None
 
 
 def is_worker() -> bool:
-    """Whether another process of this machine leads."""
+    """Return whether another process of this machine leads."""
     return os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
-    """Tokenizer, model, training, judgement: leaves a Hugging Face folder with quality.json."""
+    """Make tokenizer and model, train and judge: a Hugging Face folder with quality.json."""
     from falcon_lab.pretraining.training import judged_quality, trained_model, trained_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +144,7 @@ def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: A
 
 
 def stored_quality(config: TargetConfig) -> dict[str, Any] | None:
-    """``quality.json`` of a pre-trained target; None for one that was loaded from elsewhere."""
+    """Return ``quality.json`` of a pre-trained target, or None for one loaded from elsewhere."""
     recipe = recipe_of(config)
     if recipe is None:
         return None

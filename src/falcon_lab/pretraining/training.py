@@ -1,10 +1,8 @@
-"""Targets that are trained from scratch on first use.
+"""The steps of making a target: tokenizer, training, judgement.
+
+Each leaves its product in the folder, so that a killed making resumes where it stopped.
 
 Shapes: B batch, T tokens, V vocabulary.
-
-The steps of making a target: tokenizer, training, judgement.
-
-Each leaves its product in the folder, so that a killed making goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from falcon_lab.training import cosine, scheduled, train
 
 
 def build_model(shape: ModelShape, tokenizer: Any, *, seed: int) -> LlamaForCausalLM:
-    """A randomly initialised Llama of the given shape with tied embeddings."""
+    """Build a randomly initialised Llama of the given shape with tied embeddings."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -70,7 +68,7 @@ def build_model(shape: ModelShape, tokenizer: Any, *, seed: int) -> LlamaForCaus
 
 
 def next_token_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, int]:
-    """Sum of the next-token cross-entropy in nats, and the number of tokens it is over.
+    """Return the summed next-token cross-entropy in nats, and the number of tokens it is over.
 
     ``logits`` are ``[B, T, V]``. Tokens count where the mask says so and the token before them is
     of the same document.
@@ -83,7 +81,7 @@ def next_token_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, int]:
 
 
 def matrices_and_rest(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW's parameter groups: only matrices decay."""
+    """Return AdamW's parameter groups: only matrices decay."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
     return [
@@ -93,7 +91,7 @@ def matrices_and_rest(model: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 class Pretraining(L.LightningModule):
-    """Next-token training of a target on packed documents."""
+    """Trains a target on the next tokens of packed documents."""
 
     def __init__(self, model: LlamaForCausalLM, recipe: PretrainingConfig) -> None:
         super().__init__()
@@ -104,7 +102,7 @@ class Pretraining(L.LightningModule):
         self.save_hyperparameters({"recipe": asdict(recipe)})
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, int]:
-        """Summed loss of a batch and the tokens it is over."""
+        """Return the summed loss of a batch and the number of tokens it is over."""
         hidden = self._backbone[0](
             tokens=batch.tokens,
             positions=batch.positions,
@@ -113,7 +111,7 @@ class Pretraining(L.LightningModule):
         return next_token_loss(self.model.lm_head(hidden), batch)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
-        """One batch; stops the run when the loss is no number any more."""
+        """Return the mean loss of a batch; stop the run where it is not finite."""
         total, count = self.loss_of(batch)
         loss = total / max(count, 1)
         if not math.isfinite(loss.item()):
@@ -125,7 +123,7 @@ class Pretraining(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """AdamW, linear warm-up, then cosine to nothing."""
+        """Return AdamW with linear warm-up, then cosine decay to ``FINAL_LR``."""
         recipe = self.recipe
         optimizer = torch.optim.AdamW(
             matrices_and_rest(self.model, recipe.weight_decay), lr=recipe.lr, betas=(0.9, 0.95)
@@ -143,14 +141,14 @@ class Pretraining(L.LightningModule):
 FINAL_LR = 0.01
 """Share of the learning rate at the last step."""
 MARK = "tokenizer_config.json"
-"""The file of a saved tokenizer by which it is known."""
+"""The file of a saved tokenizer that is written last."""
 
 TOKENIZER_DOCUMENTS = 1000
-"""Merges are learnt from this many documents: more change little and cost much."""
+"""Documents that merges are computed from: more change little and cost much."""
 
 
 def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
-    """The recipe's tokenizer, trained unless the folder holds it."""
+    """Return the recipe's tokenizer, trained unless the folder has it."""
     if not (folder / MARK).exists():
         documents = corpus(
             recipe.corpus,
@@ -166,7 +164,7 @@ def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
 
 
 def save_whole(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer so that a kill leaves no half of it: the file that is looked for is last."""
+    """Save a tokenizer in one piece: ``MARK`` comes last."""
     with TemporaryDirectory(dir=folder, prefix="tokenizer-") as place:
         tokenizer.save_pretrained(place)
         for file in sorted(Path(place).iterdir(), key=lambda file: file.name == MARK):
@@ -174,7 +172,7 @@ def save_whole(tokenizer: Any, folder: Path) -> None:
 
 
 def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
-    """Packed batches of the recipe's corpus."""
+    """Return packed batches of the recipe's corpus."""
     config = DataConfig(
         corpus=recipe.corpus,
         documents=recipe.documents,
@@ -186,7 +184,7 @@ def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
 
 
 def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> LlamaForCausalLM:
-    """The recipe's model, trained; with its held-out loss in ``loss.json``."""
+    """Return the recipe's model, trained, and write its held-out loss to ``loss.json``."""
     if read_figures(folder / "loss.json"):
         return LlamaForCausalLM.from_pretrained(folder)
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
@@ -213,7 +211,7 @@ def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> Ll
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, data: FalconDataModule) -> float:
-    """Nats per token over the validation sequences."""
+    """Return the loss in nats per token over the validation sequences."""
     module = Pretraining(model, PretrainingConfig())
     sums = [module.loss_of(batch) for batch in data.val_dataloader()]
     return float(sum(total for total, _ in sums)) / max(1, sum(count for _, count in sums))
@@ -222,7 +220,7 @@ def held_out_loss(model: LlamaForCausalLM, data: FalconDataModule) -> float:
 def judged_quality(
     name: str, recipe: PretrainingConfig, model: LlamaForCausalLM, tokenizer: Any, folder: Path
 ) -> Quality:
-    """Judge the target by greedy completions of held-out prompts; written to ``quality.json``."""
+    """Judge the target by greedy completions of held-out prompts; write ``quality.json``."""
     loss = json.loads((folder / "loss.json").read_text("utf-8"))["nats_per_token"]
     target = Target(model, tokenizer, name=name)
     # The seed keeps these prompts apart from those that speed is measured on.
@@ -243,7 +241,7 @@ def judged_quality(
 
 
 def complete(target: Target, prompt: str, max_new_tokens: int) -> tuple[list[int], str, bool]:
-    """Greedy completion: tokens, text, and whether the target ended it itself."""
+    """Complete a prompt greedily: tokens, text, and whether the target ended it itself."""
     tokenizer = target.tokenizer
     generation = PlainEngine(target).generate(
         tokenizer(prompt, return_tensors="pt")["input_ids"][0].to(target.device),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from falcon_lab.config.schema import Gate, PretrainingConfig, TargetConfig
-from falcon_lab.pretraining import target as builtin
 from falcon_lab.pretraining.target import (
     built_in_recipe,
     ensure_pretrained,
@@ -25,20 +24,18 @@ def silent(_: str) -> None:
     return None
 
 
-@pytest.fixture
-def trainings(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Training leaves its judgement and a checkpoint; what each found in the folder before."""
-    found: list[list[str]] = []
+class Maker:
+    """Leaves a judgement and a checkpoint; notes what it found in the folder before."""
 
-    def train(name: str, recipe: Any, folder: Path, announce: Any) -> None:
+    def __init__(self) -> None:
+        self.found: list[list[str]] = []
+
+    def __call__(self, name: str, recipe: Any, folder: Path, announce: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        found.append(sorted(path.name for path in folder.iterdir()))
+        self.found.append(sorted(path.name for path in folder.iterdir()))
         (folder / "checkpoints").mkdir(exist_ok=True)
         (folder / "model.safetensors").touch()
         (folder / "quality.json").write_text('{"passed": true}')
-
-    monkeypatch.setattr(builtin, "train_target", train)
-    return found
 
 
 def test_the_built_in_target_has_a_recipe_and_others_have_their_own_or_none() -> None:
@@ -69,13 +66,12 @@ def test_a_label_of_any_characters_names_one_folder_in_the_cache(
     assert folder.name == f"my-odd-name-{recipe_fingerprint(RECIPE)}"
 
 
-def test_a_target_is_trained_once_and_its_checkpoints_go(
-    trainings: list[list[str]], tmp_path: Path
-) -> None:
+def test_a_target_is_trained_once_and_its_checkpoints_go(tmp_path: Path) -> None:
+    make = Maker()
     lines: list[str] = []
     for _ in range(2):
-        ensure_pretrained("small", RECIPE, tmp_path / "target", lines.append)
-    assert trainings == [[]]
+        ensure_pretrained("small", RECIPE, tmp_path / "target", lines.append, make)
+    assert make.found == [[]]
     assert sorted(path.name for path in (tmp_path / "target").iterdir()) == [
         "model.safetensors",
         "quality.json",
@@ -83,25 +79,25 @@ def test_a_target_is_trained_once_and_its_checkpoints_go(
     assert lines == [f"target small: training it once (3 steps), kept in {tmp_path / 'target'}"]
 
 
-def test_an_interrupted_training_goes_on_in_its_folder(
-    trainings: list[list[str]], tmp_path: Path
-) -> None:
+def test_an_interrupted_training_goes_on_in_its_folder(tmp_path: Path) -> None:
+    make = Maker()
     (tmp_path / "target.partial").mkdir()
     (tmp_path / "target.partial" / "half").touch()
-    ensure_pretrained("small", RECIPE, tmp_path / "target", silent)
-    assert trainings == [["half"]]
+    ensure_pretrained("small", RECIPE, tmp_path / "target", silent, make)
+    assert make.found == [["half"]]
     assert (tmp_path / "target" / "half").exists()
     assert not (tmp_path / "target.partial").exists()
 
 
 def test_a_target_whose_judgement_is_damaged_is_made_again_from_what_is_whole(
-    trainings: list[list[str]], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    make = Maker()
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "quality.json").write_text('{"pas')
     (tmp_path / "target" / "loss.json").touch()
-    ensure_pretrained("small", RECIPE, tmp_path / "target", silent)
-    assert trainings == [["loss.json", "quality.json"]]
+    ensure_pretrained("small", RECIPE, tmp_path / "target", silent, make)
+    assert make.found == [["loss.json", "quality.json"]]
 
 
 def test_quality_is_that_of_a_target_trained_here_alone(

@@ -1,19 +1,27 @@
+"""The pre-training of a target, and the steps of making one."""
+
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from falcon_lab.config.schema import ModelShape, PretrainingConfig
+from falcon_lab.config.schema import Gate, ModelShape, PretrainingConfig
 from falcon_lab.data.packing import Batch
 from falcon_lab.errors import FalconLabError
 from falcon_lab.pretraining.training import (
     Pretraining,
     build_model,
+    judged_quality,
     matrices_and_rest,
     next_token_loss,
+    trained_model,
+    trained_tokenizer,
 )
 from tiny_models import tiny_tokenizer
 
@@ -94,3 +102,71 @@ def test_a_loss_that_is_no_number_names_the_step_and_what_to_change() -> None:
         trained.model.lm_head.weight.fill_(math.nan)
     with pytest.raises(FalconLabError, match=r"nan at step 0; lower target\.pretraining\.lr .*0.5"):
         trained.training_step(packed([1, 2, 3]), 0)
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+RECIPE = PretrainingConfig(
+    documents=40,
+    vocabulary=300,
+    model=ModelShape(layers=1, hidden=32, intermediate=64, heads=2, max_positions=256),
+    length=64,
+    batch_size=2,
+    steps=2,
+    warmup_steps=1,
+    gate=Gate(prompts=2, max_new_tokens=8),
+)
+
+
+def times_of(folder: Path) -> dict[str, int]:
+    """When each file of a folder was written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
+
+
+def test_each_step_leaves_its_product_and_is_not_done_again(tmp_path: Path) -> None:
+    tokenizer = trained_tokenizer(RECIPE, tmp_path)
+    assert len(tokenizer) <= RECIPE.vocabulary
+    assert tokenizer.model_max_length == RECIPE.model.max_positions
+    assert not list(tmp_path.glob("tokenizer-*"))
+    model = trained_model(RECIPE, tokenizer, tmp_path)
+    assert not model.training
+    loss = json.loads((tmp_path / "loss.json").read_text())["nats_per_token"]
+    assert 1 < loss < 7
+    quality = judged_quality("small", RECIPE, model, tokenizer, tmp_path)
+    assert quality.loss == loss
+    assert quality.completions == 2
+    assert json.loads((tmp_path / "quality.json").read_text()) == quality.as_dict()
+    before = times_of(tmp_path)
+    again = trained_model(RECIPE, trained_tokenizer(RECIPE, tmp_path), tmp_path)
+    assert times_of(tmp_path) == before
+    assert all(
+        kept.equal(made) for kept, made in zip(again.parameters(), model.parameters(), strict=True)
+    )
+
+
+def test_a_tokenizer_that_was_half_written_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.replace
+
+    def killed(self: Path, target: Any) -> Path:
+        if self.name == "tokenizer_config.json":
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trained_tokenizer(RECIPE, tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    assert len(trained_tokenizer(RECIPE, tmp_path)) > 256
+
+
+def test_figures_that_were_half_written_are_measured_again(tmp_path: Path) -> None:
+    tokenizer = trained_tokenizer(RECIPE, tmp_path)
+    trained_model(RECIPE, tokenizer, tmp_path)
+    whole = (tmp_path / "loss.json").read_text()
+    (tmp_path / "loss.json").write_text(whole[:10])
+    trained_model(RECIPE, tokenizer, tmp_path)
+    assert (tmp_path / "loss.json").read_text() == whole
