@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from falcon_lab.measure import metrics
 from falcon_lab.measure.metrics import DEFINITIONS, MethodSummary, acceptance, summarise
 from falcon_lab.measure.records import RoundColumns, Times
-from falcon_lab.report.report import NAMES
+from falcon_lab.report.methods import NAMES
 from measuring import measurement, row
 
 

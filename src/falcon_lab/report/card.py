@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from falcon_lab.measure.metrics import DEFINITIONS
 from falcon_lab.report.methods import (
     FIGURES,
     IDENTICAL,
     METHOD,
+    definitions,
     hardware_sentence,
     headline,
     warnings,
@@ -18,7 +18,7 @@ from falcon_lab.report.page import render
 from falcon_lab.report.tables import Table
 
 RECIPE = ("data", "drafter", "glancing", "objective", "distillation", "trainer", "seed")
-DEFINED = {"speed-up": "speedup", "τ": "tau", "τ draft": "tau_draft", "α": "alpha"}
+DEFINED = ("speedup", "tau", "tau_draft", "alpha")
 
 
 def drafter_card(results: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str:
@@ -47,7 +47,7 @@ def _measured(results: Mapping[str, Any]) -> dict[str, Any]:
         "hardware": hardware_sentence(results),
         "warnings": warnings(results),
         "table": Table((METHOD, *FIGURES, IDENTICAL), list(results["methods"].values())).markdown(),
-        "definitions": {name: DEFINITIONS[key] for name, key in DEFINED.items()},
+        "definitions": definitions(DEFINED),
         "evaluation": experiment["evaluation"],
         "recipe": {key: experiment[key] for key in RECIPE if key in experiment},
     }

@@ -5,12 +5,38 @@ A record is the summary of one method, as ``falcon_lab.measure.metrics.MethodSum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from falcon_lab.measure.metrics import DEFINITIONS
 from falcon_lab.report.tables import Cell, Column, Table, decimals, percent, shares, times
 
 Summary = Mapping[str, Any]
+
+
+NAMES = {
+    "tokens_per_second": "tok/s",
+    "decode_tokens_per_second": "decoding tok/s",
+    "speedup": "speed-up",
+    "tau": "τ",
+    "tau_draft": "τ draft",
+    "alpha": "α",
+    "acceptance": "accepted at i",
+    "acceptance_conditional": "… given i-1",
+    "nodes_per_round": "nodes",
+    "passes_per_round": "passes",
+    "time_split": "time split",
+    "identical_share": "identical",
+    "divergence_rate": "divergence rate",
+    "largest_margin": "widest margin",
+    "distinct": "distinct tokens",
+}
+"""Metric -> what pages and cards call it."""
+
+
+def definitions(metrics: Iterable[str]) -> dict[str, str]:
+    """Return what the figures mean, by the names that are shown."""
+    return {NAMES[metric]: DEFINITIONS[metric] for metric in metrics}
 
 
 def name_of(name: str, summary: Summary) -> str:

@@ -17,6 +17,7 @@ from falcon_lab.report.methods import (
     SPEED,
     WORK,
     comparison_sentences,
+    definitions,
     drafting,
     hardware_sentence,
     headline,
@@ -28,25 +29,6 @@ from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.report.tree_drawing import draw_svg
 
 EXAMPLES = 3
-NAMES = {
-    "tokens_per_second": "tok/s",
-    "decode_tokens_per_second": "decoding tok/s",
-    "speedup": "speed-up",
-    "tau": "τ",
-    "tau_draft": "τ draft",
-    "alpha": "α",
-    "acceptance": "accepted at i",
-    "acceptance_conditional": "… given i-1",
-    "nodes_per_round": "nodes",
-    "passes_per_round": "passes",
-    "time_split": "time split",
-    "identical_share": "identical",
-    "divergence_rate": "divergence rate",
-    "largest_margin": "widest margin",
-    "distinct": "distinct tokens",
-}
-"""Metric -> what the report calls it."""
-
 DECODING_SPEED = Column("decoding tok/s", "decode_tokens_per_second", decimals(1))
 DISTINCT = Column("distinct tokens %", "distinct", percent())
 ROUNDS = Column("rounds", "rounds")
@@ -96,7 +78,7 @@ def render(
         curves=method_plots.training_curves(history),
         trees=[(draw_svg(tree), _about(tree, methods)) for tree in trees],
         examples=_examples(results),
-        definitions={NAMES[key]: text for key, text in DEFINITIONS.items()},
+        definitions=definitions(DEFINITIONS),
         origin=page.origin_of(results) | {"seeds": seeds},
         details={
             "Resolved experiment": results["experiment"],

@@ -105,7 +105,8 @@ class Column:
 
     Attributes:
         header: what stands above it.
-        value: finds its value in a record: a key, an index, or a function. None is shown as a dash.
+        value: finds its value in a record: a key, an index, or a function. None is shown as a dash,
+            and a ``Cell`` as it is.
         format: writes the value.
         left: flush left, as words are; the first column always is.
     """
@@ -118,8 +119,9 @@ class Column:
     def cell(self, record: Any) -> Cell:
         """Write this column's value of a record."""
         value = self.value(record) if callable(self.value) else record[self.value]
-        shown = NOTHING if value is None else self.format(value)
-        return shown if isinstance(shown, Cell) else Cell(shown)
+        if value is not None and not isinstance(value, Cell):
+            value = self.format(value)
+        return value if isinstance(value, Cell) else Cell(NOTHING if value is None else value)
 
 
 @dataclass(frozen=True)

@@ -117,19 +117,12 @@ def format_batches(results: Results) -> str:
         results: of ``bench_batches``.
     """
     plain = _speeds(results["methods"][PLAIN])
-
-    def at(place: int) -> Callable[[tuple[str, Mapping[str, Any]]], str]:
-        def cell(record: tuple[str, Mapping[str, Any]]) -> str:
-            speed = _speeds(record[1])[place]
-            return f"{speed:.0f} ({speed / plain[place]:.2f}×)"
-
-        return cell
-
-    headers = ["alone", *(f"B = {size}" for size in results["sizes"])]
-    columns = [
-        Column("tok/s (over plain)", lambda record: name_of(*record)),
-        *(Column(header, at(place)) for place, header in enumerate(headers)),
-    ]
+    headers = ("tok/s (over plain)", "alone", *(f"B = {size}" for size in results["sizes"]))
+    rows = []
+    for name, found in results["methods"].items():
+        ratios = zip(_speeds(found), plain, strict=True)
+        cells = (f"{speed:.0f} ({speed / base:.2f}×)" for speed, base in ratios)
+        rows.append((name_of(name, found), *cells))
     notes = [
         f"{results['prompts']} prompts, all of the time counted; alone: the engine for one "
         "sequence.",
@@ -137,7 +130,7 @@ def format_batches(results: Results) -> str:
         *exclamations(_differing(results)),
         *left_out(results),
     ]
-    return Table(columns, list(results["methods"].items()), notes).text()
+    return Table.of(headers, rows, notes).text()
 
 
 def _speeds(found: Mapping[str, Any]) -> list[float]:

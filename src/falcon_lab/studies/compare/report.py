@@ -1,17 +1,16 @@
 """What is shown of a comparison: its tables, its plots and its page.
 
-Works on the results alone; imports no torch.
+Works on the results alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.files import write_atomically
-from falcon_lab.measure.metrics import DEFINITIONS
 from falcon_lab.report import page
 from falcon_lab.report.methods import (
     ACCEPTED,
@@ -21,6 +20,7 @@ from falcon_lab.report.methods import (
     SPEEDUP,
     TAU,
     TAU_DRAFT,
+    definitions,
     exclamations,
     identical,
     lossy_warning,
@@ -197,20 +197,13 @@ def _rivals(results: Results, row: Row) -> list[Mapping[str, Any]]:
 
 def paper_table(metric: Mapping[str, Any]) -> Table:
     """Return the published figures of a metric beside ours."""
-    published = [
-        Column(column, _published(column), "{:g}".format)
-        for column in (metric["rows"][0]["published"] if metric["rows"] else ())
-    ]
-    ours = Column("ours [95 %]", lambda row: _known(row["ours"]), interval)
-    return Table((Column(LABELS[metric["metric"]], "row"), *published, ours), metric["rows"])
-
-
-def _published(column: str) -> Callable[[Row], Any]:
-    return lambda row: row["published"][column]
-
-
-def _known(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    return None if found is None or found["ratio"] is None else found
+    rows = []
+    for row in metric["rows"]:
+        published = (None if f is None else f"{f:g}" for f in row["published"].values())
+        ours = row["ours"] if row["ours"] and row["ours"]["ratio"] is not None else None
+        rows.append([row["row"], *published, ours and interval(ours)])
+    columns = metric["rows"][0]["published"] if rows else ()
+    return Table.of((LABELS[metric["metric"]], *columns, "ours [95 %]"), rows)
 
 
 def _format_paper(paper: Mapping[str, Any]) -> str:
@@ -337,7 +330,7 @@ def render(results: Results) -> str:
             (LABELS[m["metric"]], m["verdict"], paper_table(m), Table(ORDER, m["pairs"]))
             for m in paper["metrics"]
         ],
-        definitions={key: DEFINITIONS[key] for key in DEFINED},
+        definitions=definitions(DEFINED),
         origin=page.origin_of(results),
         details={
             "Heads": results["heads"],
