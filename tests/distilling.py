@@ -17,7 +17,7 @@ from falcon_lab.distill.module import Distillation
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import FalconConfig
-from falcon_lab.testing.texts import packed
+from falcon_lab.testing.targets import packed
 from tiny_models import tiny_target
 
 QUIET = {

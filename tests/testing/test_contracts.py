@@ -9,10 +9,11 @@ import pytest
 
 from everything import everything
 from falcon_lab import testing
-from falcon_lab.testing import speculating
-from falcon_lab.testing.conversation import Case
-from falcon_lab.testing.subject import Subject
+from falcon_lab.testing.decoding import PROMPTS
+from falcon_lab.testing.drafter_case import Case
+from falcon_lab.testing.drafters import trees_for
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.tested import TestedComponent
 
 CHECKS: dict[str, Callable[..., None]] = {
     "drafter": testing.check_drafter,
@@ -75,7 +76,7 @@ def label(value: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def _all_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falcon_lab.testing.subject.load_components", everything)
+    monkeypatch.setattr("falcon_lab.testing.tested.load_components", everything)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,11 @@ def test_every_component_passes_the_check_of_its_kind(kind: str, node: dict[str,
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
 @pytest.mark.parametrize("name", everything().names("drafter"))
 def test_every_drafter_is_lossless_on_other_families_too(name: str, family: str) -> None:
-    subject = Subject("drafter", {"name": name})
-    case = Case(subject, tiny_target(family, vocab=12, positions=48))
-    for tree in speculating.trees_for(case).values():
+    tested = TestedComponent("drafter", {"name": name})
+    case = Case(tested, tiny_target(family, vocab=12, positions=48))
+    for tree in trees_for(case).values():
         engine = case.engine(case.fresh(), tree=tree)
-        testing.lossless_rounds(engine, speculating.PROMPTS[1:], 12)
+        testing.lossless_rounds(engine, PROMPTS[1:], 12)
 
 
 def test_every_kind_has_a_check() -> None:

@@ -35,9 +35,8 @@ from falcon_lab.testing.distributions import check_distribution, components_of
 from falcon_lab.testing.drafters import check_drafter
 from falcon_lab.testing.objectives import check_objective
 from falcon_lab.testing.schedules import check_schedule
-from falcon_lab.testing.subject import ContractError
-from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.texts import packed, training_inputs
+from falcon_lab.testing.targets import packed, tiny_target, training_inputs
+from falcon_lab.testing.tested import ContractError
 from falcon_lab.testing.tree_builders import check_tree_builder
 
 __all__ = [

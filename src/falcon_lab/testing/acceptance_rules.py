@@ -16,12 +16,10 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Acceptance, BuildContext
 from falcon_lab.model.target import Target
 from falcon_lab.sampling import Sampling
-from falcon_lab.testing.decoding import engine
-from falcon_lab.testing.outcomes import TokenTable, expect_distribution
-from falcon_lab.testing.speculating import expect_greedy
-from falcon_lab.testing.standing import Wandering
-from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing.decoding import engine, expect_greedy
+from falcon_lab.testing.reference import ReferenceDrafter, TokenTable, expect_distribution
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.tested import Recipe, TestedComponent
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
 VOCABULARY = 6
@@ -49,10 +47,10 @@ def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
     Raises:
         ContractError: it does not.
     """
-    subject = Subject("acceptance_rule", rule, seed)
+    tested = TestedComponent("acceptance_rule", rule, seed)
     target = tiny_target(vocab=12, positions=48)
-    made = subject.build(BuildContext(target, 1))
-    subject.expect(
+    made = tested.build(BuildContext(target, 1))
+    tested.expect(
         isinstance(getattr(made, "lossless", None), bool),
         "lossless",
         expected="True or False",
@@ -61,11 +59,11 @@ def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
     )
     fitting = []
     for temperature in (0.0, 1.0):
-        with subject.step(f"paths at temperature {temperature:g}"):
+        with tested.checking(f"paths at temperature {temperature:g}"):
             if _fits(made, temperature):
                 fitting.append(temperature)
-                check_paths(subject, made, temperature)
-    subject.expect(
+                check_paths(tested, made, temperature)
+    tested.expect(
         fitting,
         "temperatures",
         expected="0 or 1 at the least",
@@ -75,13 +73,13 @@ def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
     if not made.lossless:
         return
     if 0.0 in fitting:
-        with subject.step("greedy acceptance"):
-            check_greedy(subject, made)
-            check_decoding(subject, target)
+        with tested.checking("greedy acceptance"):
+            check_greedy(tested, made)
+            check_decoding(tested, target)
     if 1.0 in fitting:
         for proposal in ("deterministic", "sampled"):
-            with subject.step(f"the distribution for {proposal} trees"):
-                check_distribution(subject, made, proposal)
+            with tested.checking(f"the distribution for {proposal} trees"):
+                check_distribution(tested, made, proposal)
 
 
 def _fits(rule: Any, temperature: float) -> bool:
@@ -114,19 +112,19 @@ def random_tree(
     return TokenTree(*tree, "sampled", torch.tensor(log_q), q, parents.clone())
 
 
-def check_paths(subject: Subject, rule: Any, temperature: float) -> None:
+def check_paths(tested: TestedComponent, rule: Any, temperature: float) -> None:
     """Paths, tokens, reproducibility; for many trees, down to the root alone."""
     sampling = Sampling(temperature)
     for number in range(60):
-        draws = subject.generator(70 + number)
+        draws = tested.generator(70 + number)
         proposal = "sampled" if temperature and number % 2 else "deterministic"
         tree = with_routes(random_tree(draws, proposal, nodes=1 + number % len(PARENTS)))
         table = TokenTable(VOCABULARY, draws)
         logits = table.logits(tree)
         before = copy.deepcopy((tree, logits))
-        first = rule(tree, logits, sampling, subject.generator(200 + number))
-        _check_path(subject, tree, first)
-        subject.expect(
+        first = rule(tree, logits, sampling, tested.generator(200 + number))
+        _check_path(tested, tree, first)
+        tested.expect(
             torch.equal(logits, before[1])
             and all(
                 torch.equal(getattr(tree, name), getattr(before[0], name))
@@ -137,15 +135,15 @@ def check_paths(subject: Subject, rule: Any, temperature: float) -> None:
             found="changed in place",
             fix="clone what you want to change",
         )
-        again = rule(tree, logits, sampling, subject.generator(200 + number))
-        subject.expect(
+        again = rule(tree, logits, sampling, tested.generator(200 + number))
+        tested.expect(
             _same(first, again),
             "the same round with the same generator",
             expected=f"path {first.path.tolist()}, then token {int(first.next_token)}",
             found=f"path {again.path.tolist()}, then token {int(again.next_token)}",
             fix="draw from the generator that is given, never from torch's global one",
         )
-        _check_padded(subject, rule, tree, logits, sampling, number, first)
+        _check_padded(tested, rule, tree, logits, sampling, number, first)
 
 
 def with_routes(tree: TokenTree) -> TokenTree:
@@ -165,12 +163,12 @@ def _same(ours: Acceptance, other: Acceptance) -> bool:
     )
 
 
-def _check_path(subject: Subject, tree: TokenTree, found: Acceptance) -> None:
+def _check_path(tested: TestedComponent, tree: TokenTree, found: Acceptance) -> None:
     path, parents = found.path.tolist(), tree.parents.tolist()
     right = path[:1] == [0] and all(
         0 < node < tree.nodes and parents[node] == before for before, node in pairwise(path)
     )
-    subject.expect(
+    tested.expect(
         found.path.dtype == torch.long and right,
         f"the accepted path in a tree with parents {parents}",
         expected="nodes from the root (0) down, each the child of the one before, as long",
@@ -178,7 +176,7 @@ def _check_path(subject: Subject, tree: TokenTree, found: Acceptance) -> None:
         fix="give the whole path, the root counted",
     )
     token = found.next_token
-    subject.expect(
+    tested.expect(
         token.shape == () and token.dtype == torch.long and 0 <= int(token) < VOCABULARY,
         "next_token",
         expected=f"a 0-d long, 0 to {VOCABULARY - 1}",
@@ -188,7 +186,7 @@ def _check_path(subject: Subject, tree: TokenTree, found: Acceptance) -> None:
 
 
 def _check_padded(
-    subject: Subject,
+    tested: TestedComponent,
     rule: Any,
     tree: TokenTree,
     logits: Tensor,
@@ -196,13 +194,13 @@ def _check_padded(
     number: int,
     expected: Acceptance,
 ) -> None:
-    padded = rule.accept_padded(tree, logits, sampling, subject.generator(200 + number))
+    padded = rule.accept_padded(tree, logits, sampling, tested.generator(200 + number))
     if padded is None:
         return
     path = padded.path.tolist()
     kept = expected.path.tolist()
     filled = kept + kept[-1:] * (len(path) - len(kept))
-    subject.expect(
+    tested.expect(
         path == filled and int(padded.next_token) == int(expected.next_token),
         "accept_padded",
         expected=f"{filled}, then {int(expected.next_token)}, as the rule itself decides",
@@ -211,10 +209,10 @@ def _check_padded(
     )
 
 
-def check_greedy(subject: Subject, rule: Any) -> None:
+def check_greedy(tested: TestedComponent, rule: Any) -> None:
     """The longest path of the target's own choices."""
     for number in range(80):
-        draws = subject.generator(400 + number)
+        draws = tested.generator(400 + number)
         tree = random_tree(draws, "deterministic")
         logits = torch.randn(tree.nodes, VOCABULARY, generator=draws)
         for node in range(1, tree.nodes):  # the target often agrees
@@ -228,8 +226,8 @@ def check_greedy(subject: Subject, rule: Any) -> None:
             if not child:
                 break
             path.append(child[0])
-        found = rule(tree, logits, Sampling(), subject.generator(number))
-        subject.expect(
+        found = rule(tree, logits, Sampling(), tested.generator(number))
+        tested.expect(
             found.path.tolist() == path and int(found.next_token) == best,
             "a greedy round",
             expected=f"path {path}, then token {best}",
@@ -239,11 +237,11 @@ def check_greedy(subject: Subject, rule: Any) -> None:
         )
 
 
-def check_distribution(subject: Subject, rule: Any, proposal: str) -> None:
+def check_distribution(tested: TestedComponent, rule: Any, proposal: str) -> None:
     """Two tokens after the root follow the target, for a fixed tree or for one drawn anew."""
     sampling = Sampling(1.0)
     for number in range(2):
-        draws = subject.generator(600 + number)
+        draws = tested.generator(600 + number)
         table = TokenTable(VOCABULARY, draws)
         q = torch.randn(len(PARENTS), VOCABULARY, generator=draws).softmax(-1)
         tree, texts = random_tree(draws, proposal, q), []
@@ -253,7 +251,7 @@ def check_distribution(subject: Subject, rule: Any, proposal: str) -> None:
             found = rule(tree, table.logits(tree), sampling, draws)
             texts.append(table.text(tree, found, sampling, draws))
         expect_distribution(
-            subject,
+            tested,
             f"the output for {proposal} trees",
             torch.tensor(texts),
             table.exact(ROOT, sampling),
@@ -263,9 +261,9 @@ def check_distribution(subject: Subject, rule: Any, proposal: str) -> None:
         )
 
 
-def check_decoding(subject: Subject, target: Target) -> None:
+def check_decoding(tested: TestedComponent, target: Target) -> None:
     """Greedy text with it."""
-    drafter = Wandering(target.vocab_size, 2)
-    rule = subject.build(BuildContext.of(target, drafter))
-    made = engine(target, drafter, rule=rule, components=subject.components)
-    expect_greedy(subject, target, made, "the rule")
+    drafter = ReferenceDrafter(target.vocab_size, 2)
+    rule = tested.build(BuildContext.of(target, drafter))
+    made = engine(target, drafter, rule=rule, components=tested.components)
+    expect_greedy(tested, target, made, "the rule")

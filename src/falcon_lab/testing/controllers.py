@@ -13,11 +13,10 @@ import torch
 
 from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundOutcome
 from falcon_lab.model.target import Target
-from falcon_lab.testing.decoding import engine
-from falcon_lab.testing.speculating import expect_greedy, expect_whole
-from falcon_lab.testing.standing import Wandering
-from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing.decoding import engine, expect_greedy, expect_whole
+from falcon_lab.testing.reference import ReferenceDrafter
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.tested import Recipe, TestedComponent
 
 OUTCOMES = [
     RoundOutcome(drafted, nodes, accepted)
@@ -45,23 +44,23 @@ def check_controller(controller: Recipe, *, seed: int = 0) -> None:
     Raises:
         ContractError: it does not.
     """
-    subject = Subject("controller", controller, seed)
+    tested = TestedComponent("controller", controller, seed)
     target = tiny_target(vocab=12, positions=48)
     for block in (1, 3):
-        with subject.step(f"budgets and answers for blocks of {block}"):
-            check_decisions(subject, target, block)
-        with subject.step(f"decoding with blocks of {block}"):
-            check_decoding(subject, target, block)
+        with tested.checking(f"budgets and answers for blocks of {block}"):
+            check_decisions(tested, target, block)
+        with tested.checking(f"decoding with blocks of {block}"):
+            check_decoding(tested, target, block)
 
 
-def check_decisions(subject: Subject, target: Target, block: int) -> None:
+def check_decisions(tested: TestedComponent, target: Target, block: int) -> None:
     """What it decides in many rounds, once and again after ``reset``."""
-    made = subject.build(BuildContext(target, block))
+    made = tested.build(BuildContext(target, block))
     made.reset()
-    first = decisions(subject, made, block, OUTCOMES)
+    first = decisions(tested, made, block, OUTCOMES)
     made.reset()
-    again = decisions(subject, made, block, OUTCOMES)
-    subject.expect(
+    again = decisions(tested, made, block, OUTCOMES)
+    tested.expect(
         first == again,
         "its decisions in a second text",
         expected=f"those in the first, {first}",
@@ -71,9 +70,9 @@ def check_decisions(subject: Subject, target: Target, block: int) -> None:
     copies = [copy.deepcopy(made) for _ in range(2)]
     for each in copies:
         each.reset()
-    decisions(subject, copies[0], block, OUTCOMES[:3])
-    other = decisions(subject, copies[1], block, OUTCOMES)
-    subject.expect(
+    decisions(tested, copies[0], block, OUTCOMES[:3])
+    other = decisions(tested, copies[1], block, OUTCOMES)
+    tested.expect(
         other == first,
         "its decisions beside those of a copy, as in a batch",
         expected=first,
@@ -83,26 +82,26 @@ def check_decisions(subject: Subject, target: Target, block: int) -> None:
 
 
 def decisions(
-    subject: Subject, made: Any, block: int, outcomes: Sequence[RoundOutcome]
+    tested: TestedComponent, made: Any, block: int, outcomes: Sequence[RoundOutcome]
 ) -> list[Any]:
     """Budgets and answers of rounds with these outcomes."""
     found: list[Any] = []
     for number, outcome in enumerate(outcomes):
         budget = made.budget()
-        _check_budget(subject, budget, number)
+        _check_budget(tested, budget, number)
         found.append((budget.depth, budget.nodes, budget.passes))
         for passes in range(1, 4):
-            output = _output(subject, block, 3 * number + passes, 1 if passes == 1 else 3)
+            output = _output(tested, block, 3 * number + passes, 1 if passes == 1 else 3)
             before = output.logits.clone()
             answer = made.keep_going(passes, output)
-            subject.expect(
+            tested.expect(
                 isinstance(answer, bool),
                 f"keep_going after pass {passes}",
                 expected="True or False",
                 found=repr(answer),
                 fix="turn a tensor into a bool",
             )
-            subject.expect(
+            tested.expect(
                 torch.equal(output.logits, before),
                 "the logits that keep_going is shown",
                 expected="left as they are",
@@ -111,17 +110,17 @@ def decisions(
             )
             found.append(answer)
         made.update(outcome)
-    _check_budget(subject, made.budget(), len(outcomes))
+    _check_budget(tested, made.budget(), len(outcomes))
     return found
 
 
-def _check_budget(subject: Subject, budget: Any, rounds: int) -> None:
+def _check_budget(tested: TestedComponent, budget: Any, rounds: int) -> None:
     parts = (budget.depth, budget.nodes, budget.passes) if isinstance(budget, Budget) else (budget,)
     right = isinstance(budget, Budget) and all(
         part is None or (isinstance(part, int) and not isinstance(part, bool) and part >= 0)
         for part in parts
     )
-    subject.expect(
+    tested.expect(
         right,
         f"budget() after {rounds} rounds",
         expected="a Budget of whole numbers of at least 0, or None",
@@ -130,19 +129,19 @@ def _check_budget(subject: Subject, budget: Any, rounds: int) -> None:
     )
 
 
-def _output(subject: Subject, block: int, number: int, blocks: int) -> DraftOutput:
+def _output(tested: TestedComponent, block: int, number: int, blocks: int) -> DraftOutput:
     """A pass that is sure, or not, and does not propose everything."""
-    generator = subject.generator(80 + number)
+    generator = tested.generator(80 + number)
     logits = (1 + number % 4) * torch.randn(blocks, block, 12, generator=generator)
     return DraftOutput(logits.masked_fill(logits < -4, -torch.inf))
 
 
-def check_decoding(subject: Subject, target: Target, block: int) -> None:
+def check_decoding(tested: TestedComponent, target: Target, block: int) -> None:
     """Greedy text with it, with a chain and with a tree that goes where it wants."""
     for node in ({"name": "chain", "depth": 6}, {"name": "dynamic", "nodes": 10}):
-        drafter = Wandering(target.vocab_size, block)
-        made = subject.build(BuildContext.of(target, drafter))
-        known = subject.components
+        drafter = ReferenceDrafter(target.vocab_size, block)
+        made = tested.build(BuildContext.of(target, drafter))
+        known = tested.components
         decoding = engine(target, drafter, tree=node, controller=made, components=known)
-        expect_greedy(subject, target, decoding, f"the controller and {node['name']}")
-    expect_whole(subject, target, decoding, "the controller")
+        expect_greedy(tested, target, decoding, f"the controller and {node['name']}")
+    expect_whole(tested, target, decoding, "the controller")

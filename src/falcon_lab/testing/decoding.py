@@ -1,4 +1,4 @@
-"""Engines on a tiny target, what they write, and whether it is the target's own.
+"""Engines on a tiny target, the texts that they decode, and whether these are the target's own.
 
 Shapes: P prompt tokens, S samples, d tokens of each, V vocabulary.
 """
@@ -22,9 +22,9 @@ from falcon_lab.model.target import Target
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.sampling import Sampling
-from falcon_lab.testing.statistics import chi_square, common
-from falcon_lab.testing.subject import built, expect
-from falcon_lab.testing.texts import one_document
+from falcon_lab.testing.reference import UNLIKELY, chi_square, common
+from falcon_lab.testing.targets import one_document
+from falcon_lab.testing.tested import TestedComponent, built, expect
 
 BRANCHED = {"": 3, "0": 2, "1": 1, "00": 2, "000": 1, "001": 1}
 TREES: dict[str, dict[str, Any]] = {
@@ -267,3 +267,53 @@ def exact(target: Target, prompt: Sequence[int], sampling: Sampling, tokens: int
             rest = rest.select(place, 0)  # it does not depend on later tokens: take any of them
         joint = joint[..., None] * rest
     return joint
+
+
+PROMPTS = ([5], [7, 9, 3], [2, 8, 2, 8, 2, 4, 11, 6, 2, 8])
+"""One token, a few, and one with something to copy."""
+SAMPLES = 100
+
+
+def expect_greedy(
+    tested: TestedComponent, target: Target, made: SpeculativeEngine, what: str
+) -> None:
+    """Greedy text of every prompt, and texts that end inside a draft."""
+    plain = PlainEngine(target)
+    for prompt in PROMPTS:
+        expected = write(plain, prompt)
+        expect_same(f"{tested}: greedy text with {what}", write(made, prompt), expected)
+    places = {token: place for place, token in reversed([*enumerate(expected.tokens)])}
+    for end in sorted(places, key=lambda token: -places[token])[:2]:
+        expect_same(
+            f"{tested}: greedy text with {what}, ended by token {end}",
+            write(made, prompt, ends=[end]),
+            write(plain, prompt, ends=[end]),
+        )
+
+
+def expect_whole(
+    tested: TestedComponent, target: Target, made: SpeculativeEngine, what: str
+) -> None:
+    """Greedy text up to the last position of the target's context."""
+    ours, plain = (
+        write(each, PROMPTS[1], target.max_positions) for each in (made, PlainEngine(target))
+    )
+    what = f"{tested}: greedy text with {what}, to the target's last position"
+    expect_same(what, ours, plain)
+
+
+def expect_sampled(
+    tested: TestedComponent, target: Target, made: SpeculativeEngine, what: str
+) -> None:
+    """Sampled texts of three tokens follow the target's joint distribution."""
+    # In every family at least CELLS of the 27 texts are common then.
+    sampling: dict[str, Any] = {"temperature": 2.0, "top_k": 3}
+    generator = tested.generator(50)
+    chance = fit(made, PROMPTS[1], samples=SAMPLES, generator=generator, **sampling)
+    tested.expect(
+        chance > UNLIKELY,
+        f"the distribution of sampled text with {what}",
+        expected="the target's own",
+        found=f"one that is this far from it with a chance of {chance:.1g}",
+        fix="speculation must not change what is likely: see docs/architecture.md, Laws",
+    )

@@ -16,8 +16,8 @@ from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.registry import Components
 from falcon_lab.testing.decoding import plain_text
-from falcon_lab.testing.subject import built
-from falcon_lab.testing.texts import packed
+from falcon_lab.testing.targets import packed
+from falcon_lab.testing.tested import built
 
 if TYPE_CHECKING:
     from falcon_lab.distill.module import Distillation

@@ -14,7 +14,7 @@ from typing import Any
 from falcon_lab.plugins.discovery import load_components, registered_by
 from falcon_lab.plugins.hooks import PROJECT, Component
 from falcon_lab.plugins.registry import Components
-from falcon_lab.testing.subject import expect
+from falcon_lab.testing.tested import expect
 
 HEAVY = ("torch", "transformers", "lightning")
 """What listing plug-ins must not import."""

@@ -1,12 +1,26 @@
-"""What a drafter promises."""
+"""The check of a drafter, and those of its parts that decode with it."""
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.interfaces import is_trainable
-from falcon_lab.testing import drafting, learning, saving, seeing, speculating
-from falcon_lab.testing.conversation import Case
-from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing import drafter_passes, drafter_rows, drafter_training
+from falcon_lab.testing.decoding import (
+    PROMPTS,
+    TREES,
+    expect_greedy,
+    expect_same,
+    expect_sampled,
+    expect_whole,
+    write,
+    write_together,
+)
+from falcon_lab.testing.drafter_case import Case, DraftedSequence
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.tested import Recipe, TestedComponent
 
 VOCABULARY, POSITIONS = 12, 48
 
@@ -38,13 +52,126 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
     Raises:
         ContractError: it does not.
     """
-    subject = Subject("drafter", drafter, seed)
+    tested = TestedComponent("drafter", drafter, seed)
     target = tiny_target(family, vocab=VOCABULARY, positions=POSITIONS)
-    case = Case(subject, target)
-    with subject.step("that it is a drafter"):
-        drafting.check_declarations(case)
+    case = Case(tested, target)
+    with tested.checking("that it is a drafter"):
+        drafter_passes.check_declarations(case)
         made = case.fresh()
-    trained = [*learning.CHECKS, *seeing.CHECKS, *saving.CHECKS] if is_trainable(made) else []
-    for promise, check in [*drafting.CHECKS, *trained, *speculating.CHECKS]:
-        with subject.step(promise):
+    trained = [*drafter_training.CHECKS, *drafter_rows.CHECKS] if is_trainable(made) else []
+    for promise, check in [*drafter_passes.CHECKS, *trained, *CHECKS]:
+        with tested.checking(promise):
             check(case)
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "no depth": {"depth": 0},
+    "no nodes": {"nodes": 0},
+    "one node": {"nodes": 1},
+    "no passes": {"passes": 0},
+    "one pass": {"passes": 1},
+}
+
+
+# --- a drafter ----------------------------------------------------------------------------------
+
+
+def trees_for(case: Case) -> dict[str, dict[str, Any]]:
+    """``TREES``, and for a drafter that has_paths whole paths the tree that is made of them."""
+    drafter = case.fresh()
+    drafted = DraftedSequence(drafter, case.text(drafter, 4))
+    drafted.observe(4)
+    return (
+        TREES if drafted.draft().paths is None else TREES | {"a tree of paths": {"name": "paths"}}
+    )
+
+
+def check_greedy(case: Case) -> None:
+    """Token for token, with every built-in tree that it can grow."""
+    for name, tree in trees_for(case).items():
+        made = case.engine(case.fresh(), tree=tree)
+        expect_greedy(case.tested, case.target, made, name)
+    expect_whole(case.tested, case.target, made, name)
+
+
+def check_budgets(case: Case) -> None:
+    """Rounds that may spend nothing, or little."""
+    shapes = ("a static tree", "a dynamic tree")
+    for (name, limit), shape in product(LIMITS.items(), shapes):
+        controller = {"name": "fixed", **limit}
+        tree = TREES[shape]
+        made = case.engine(case.fresh(), tree=tree, controller=controller)
+        ours, plain = (write(each, PROMPTS[2], 8) for each in (made, PlainEngine(case.target)))
+        what = f"{case.tested}: greedy text with {shape} and a budget of {name}"
+        expect_same(what, ours, plain)
+
+
+def check_chunks(case: Case) -> None:
+    """A prompt that is read in chunks gives the same drafts."""
+    rounds = []
+    for chunk in (3, 100):
+        drafted: list[list[int]] = []
+
+        def keep(*said: Any, drafted: list[list[int]] = drafted) -> None:
+            if (tree := said[2]) is not None:
+                drafted.append(tree.tokens.tolist())
+
+        made = case.engine(case.fresh(), chunk=chunk)
+        write(made, PROMPTS[2], on_round=keep)
+        rounds.append(drafted)
+    case.tested.expect(
+        rounds[0] == rounds[1],
+        "drafts after a prompt that was read in chunks of 3 tokens",
+        expected=rounds[1],
+        found=rounds[0],
+        fix="take in every observation of a prompt, whatever its remaining says",
+    )
+
+
+def check_seeds(case: Case) -> None:
+    """Candidates that were chosen, not drawn: a seed gives the text that it gives plainly."""
+    for seed, (name, tree) in product(range(2), TREES.items()):
+        made = case.engine(case.fresh(), tree=tree)
+        ours, plain = (
+            write(each, PROMPTS[1], 12, generator=case.tested.generator(51 + seed), temperature=1.0)
+            for each in (made, PlainEngine(case.target))
+        )
+        expect_same(
+            f"{case.tested}: the text of a seed at temperature 1 with {name}",
+            ours,
+            plain,
+            "a drafter draws nothing from the generator of decoding",
+        )
+
+
+def check_sampled(case: Case) -> None:
+    """Candidates that were drawn: the target's distribution."""
+    tree = {"name": "chain", "depth": 3, "proposal": "sampled"}
+    made = case.engine(case.fresh(), tree=tree)
+    expect_sampled(case.tested, case.target, made, "a sampled chain")
+
+
+def check_batches(case: Case) -> None:
+    """A row of a batch is drafted for as if it were alone."""
+    made = case.engine(case.fresh(), tree=TREES["a static tree"])
+    together = write_together(made, PROMPTS, 12)
+    for prompt, ours in zip(PROMPTS, together, strict=True):
+        expected = write(made, prompt, 12)
+        case.tested.expect(
+            ours.tokens == expected.tokens and ours.rounds == expected.rounds,
+            "a row of a batch of two",
+            expected=f"{expected.tokens}, accepted {[r.accepted for r in expected.rounds]}",
+            found=f"{ours.tokens}, accepted {[r.accepted for r in ours.rounds]}",
+            fix="decoding copies a drafter for every row: keep the state of a text in attributes "
+            "that copy.deepcopy copies, never in the class or the module",
+        )
+
+
+CHECKS: list[tuple[str, Any]] = [
+    ("that greedy text is the target's", check_greedy),
+    ("that budgets are no matter", check_budgets),
+    ("that prompts may be read in chunks", check_chunks),
+    ("that a seed's text is the target's", check_seeds),
+    ("that sampled text follows the target", check_sampled),
+    ("that rows of a batch are separate", check_batches),
+]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, LabelledRows
-from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.tested import Recipe, TestedComponent
 
 ROWS, VOCABULARY, HIDDEN = 12, 10, 8
 
@@ -38,18 +38,18 @@ def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None
     Raises:
         ContractError: it does not.
     """
-    subject = Subject("objective", objective, seed)
+    tested = TestedComponent("objective", objective, seed)
     target = tiny_target(vocab=VOCABULARY, hidden=HIDDEN)
-    made = subject.build(BuildContext(target, block))
+    made = tested.build(BuildContext(target, block))
     weights = getattr(made, "weights", None)
-    subject.expect(
+    tested.expect(
         isinstance(weights, Mapping) and len(weights) > 0,
         "weights",
         expected="a mapping from the names of its terms to numbers",
         found=repr(weights),
         fix="name at least one term",
     )
-    rows = random_rows(subject, block)
+    rows = random_rows(tested, block)
     for promise, check in (
         ("its terms", check_terms),
         ("that rows are separate", check_parts),
@@ -57,13 +57,13 @@ def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None
         ("rows at the edges", check_edges),
         ("a drafter without features", check_without_features),
     ):
-        with subject.step(promise):
-            check(subject, made, rows)
+        with tested.checking(promise):
+            check(tested, made, rows)
 
 
-def random_rows(subject: Subject, block: int, *, scale: float = 1.5) -> LabelledRows:
+def random_rows(tested: TestedComponent, block: int, *, scale: float = 1.5) -> LabelledRows:
     """Rows of a student that knows a little of its teacher."""
-    generator = subject.generator(90)
+    generator = tested.generator(90)
 
     def draw(width: int) -> Tensor:
         return scale * torch.randn(ROWS, width, generator=generator)
@@ -71,13 +71,13 @@ def random_rows(subject: Subject, block: int, *, scale: float = 1.5) -> Labelled
     tokens = torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
     tokens[3] = -100
     parts = draw(HIDDEN), draw(VOCABULARY), draw(HIDDEN), draw(VOCABULARY)
-    return LabelledRows(*parts, tokens, subject.generator(91), torch.arange(ROWS) % block)
+    return LabelledRows(*parts, tokens, tested.generator(91), torch.arange(ROWS) % block)
 
 
-def _terms(subject: Subject, objective: Any, rows: LabelledRows) -> dict[str, Tensor]:
+def _terms(tested: TestedComponent, objective: Any, rows: LabelledRows) -> dict[str, Tensor]:
     terms: dict[str, Tensor] = objective(rows)
     names = sorted(objective.weights)
-    subject.expect(
+    tested.expect(
         sorted(terms) == names,
         "the names of its terms",
         expected=f"those of its weights, {names}",
@@ -86,14 +86,14 @@ def _terms(subject: Subject, objective: Any, rows: LabelledRows) -> dict[str, Te
     )
     count = rows.student_logits.shape[0]
     for name, term in terms.items():
-        subject.expect(
+        tested.expect(
             list(term.shape) == [count] and term.is_floating_point(),
             f"the shape of the term {name!r}",
             expected=f"one number a row, [{count}]",
             found=f"{list(term.shape)} ({term.dtype})",
             fix="take no mean over rows: the step does",
         )
-        subject.expect(
+        tested.expect(
             bool(term.isfinite().all()),
             f"the term {name!r}",
             expected="numbers",
@@ -103,17 +103,17 @@ def _terms(subject: Subject, objective: Any, rows: LabelledRows) -> dict[str, Te
     return terms
 
 
-def _again(rows: LabelledRows, subject: Subject) -> LabelledRows:
-    return replace(rows, generator=subject.generator(91))
+def _again(rows: LabelledRows, tested: TestedComponent) -> LabelledRows:
+    return replace(rows, generator=tested.generator(91))
 
 
-def check_terms(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+def check_terms(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
     """Names, shapes and reproducibility; what is given stays."""
     before = {name: _cloned(getattr(rows, name)) for name in rows.__dataclass_fields__}
-    first = _terms(subject, objective, _again(rows, subject))
-    second = _terms(subject, objective, _again(rows, subject))
+    first = _terms(tested, objective, _again(rows, tested))
+    second = _terms(tested, objective, _again(rows, tested))
     _expect_equal(
-        subject,
+        tested,
         "its terms with the same generator",
         second,
         first,
@@ -124,7 +124,7 @@ def check_terms(subject: Subject, objective: Any, rows: LabelledRows) -> None:
         for name, value in before.items()
         if isinstance(value, Tensor) and not torch.equal(value, getattr(rows, name))
     ]
-    subject.expect(
+    tested.expect(
         not changed,
         "the rows that it is given",
         expected="left as they are",
@@ -146,17 +146,17 @@ def _part(rows: LabelledRows, part: slice) -> LabelledRows:
     return replace(rows, **tensors)
 
 
-def check_parts(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+def check_parts(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
     """The rows of a step come in as many calls as their logits have room for."""
-    whole = _terms(subject, objective, _again(rows, subject))
-    again = _again(rows, subject)  # its generator goes on from part to part
+    whole = _terms(tested, objective, _again(rows, tested))
+    again = _again(rows, tested)  # its generator goes on from part to part
     parts = [
-        _terms(subject, objective, _part(again, slice(start, start + 5)))
+        _terms(tested, objective, _part(again, slice(start, start + 5)))
         for start in range(0, ROWS, 5)
     ]
     found = {name: torch.cat([part[name] for part in parts]) for name in whole}
     _expect_equal(
-        subject,
+        tested,
         "its terms in parts of 5 rows",
         found,
         whole,
@@ -166,11 +166,15 @@ def check_parts(subject: Subject, objective: Any, rows: LabelledRows) -> None:
 
 
 def _expect_equal(
-    subject: Subject, what: str, found: dict[str, Tensor], expected: dict[str, Tensor], fix: str
+    tested: TestedComponent,
+    what: str,
+    found: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    fix: str,
 ) -> None:
     for name, term in expected.items():
         apart = float((found[name] - term).abs().max()) if len(term) else 0.0
-        subject.expect(
+        tested.expect(
             apart < 1e-5 * max(1.0, float(term.abs().max())),
             f"{what} ({name!r})",
             expected=[round(value, 4) for value in term.tolist()],
@@ -179,15 +183,15 @@ def _expect_equal(
         )
 
 
-def check_gradients(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+def check_gradients(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
     """Of the weighted sum, to the student's features and logits."""
     assert rows.student_features is not None
     student = rows.student_features.clone().requires_grad_()
     logits = rows.student_logits.clone().requires_grad_()
-    given = replace(_again(rows, subject), student_features=student, student_logits=logits)
-    terms = _terms(subject, objective, given)
+    given = replace(_again(rows, tested), student_features=student, student_logits=logits)
+    terms = _terms(tested, objective, given)
     loss = torch.stack([w * terms[name].sum() for name, w in objective.weights.items()]).sum()
-    subject.expect(
+    tested.expect(
         loss.requires_grad,
         "the loss",
         expected="a gradient",
@@ -196,7 +200,7 @@ def check_gradients(subject: Subject, objective: Any, rows: LabelledRows) -> Non
     )
     loss.backward()
     gradients = [each.grad for each in (student, logits) if each.grad is not None]
-    subject.expect(
+    tested.expect(
         all(bool(each.isfinite().all()) for each in gradients)
         and any(bool(each.any()) for each in gradients),
         "gradients of the student's rows",
@@ -206,7 +210,7 @@ def check_gradients(subject: Subject, objective: Any, rows: LabelledRows) -> Non
     )
 
 
-def check_edges(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+def check_edges(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
     """No rows; rows that are very sure; a student that is its teacher; no tokens at all."""
     same = replace(rows, student_features=rows.teacher_features, student_logits=rows.teacher_logits)
     sure = replace(
@@ -217,11 +221,11 @@ def check_edges(subject: Subject, objective: Any, rows: LabelledRows) -> None:
     tokenless = replace(rows, tokens=torch.full_like(rows.tokens, -100))
     for edge in (_part(rows, slice(0, 0)), _part(rows, slice(3, 4)), same, sure, tokenless):
         logits = edge.student_logits.clone().requires_grad_()
-        terms = _terms(subject, objective, replace(_again(edge, subject), student_logits=logits))
+        terms = _terms(tested, objective, replace(_again(edge, tested), student_logits=logits))
         loss = torch.stack([term.sum() for term in terms.values()]).sum()
         if loss.requires_grad:
             loss.backward()
-        subject.expect(
+        tested.expect(
             logits.grad is None or bool(logits.grad.isfinite().all()),
             "gradients at the edges (equal or very sure rows)",
             expected="numbers",
@@ -230,10 +234,10 @@ def check_edges(subject: Subject, objective: Any, rows: LabelledRows) -> None:
         )
 
 
-def check_without_features(subject: Subject, objective: Any, rows: LabelledRows) -> None:
+def check_without_features(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
     """A drafter that predicts tokens alone."""
     try:
-        _terms(subject, objective, replace(_again(rows, subject), student_features=None))
+        _terms(tested, objective, replace(_again(rows, tested), student_features=None))
     except FalconLabError as error:
         if isinstance(error, AssertionError):
             raise

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.interfaces import BuildContext, GlanceRows, GlancingSchedule
-from falcon_lab.testing.subject import Recipe, Subject
 from falcon_lab.testing.targets import tiny_target
+from falcon_lab.testing.tested import Recipe, TestedComponent
 
 DRAWS = 64
 """Glances whose mean is compared with λ·d."""
@@ -35,21 +35,21 @@ def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
     Raises:
         ContractError: it does not.
     """
-    subject = Subject("schedule", schedule, seed)
+    tested = TestedComponent("schedule", schedule, seed)
     target = tiny_target()
     for block in (1, 2, 4):
-        made = subject.build(BuildContext(target, block))
-        with subject.step(f"ratios and glances for blocks of {block}"):
-            check_declarations(subject, made)
-            check_ratios(subject, made)
-            for number, rows in enumerate(random_rows(subject, block)):
-                check_glances(subject, made, rows, number)
+        made = tested.build(BuildContext(target, block))
+        with tested.checking(f"ratios and glances for blocks of {block}"):
+            check_declarations(tested, made)
+            check_ratios(tested, made)
+            for number, rows in enumerate(random_rows(tested, block)):
+                check_glances(tested, made, rows, number)
 
 
-def check_declarations(subject: Subject, schedule: Any) -> None:
+def check_declarations(tested: TestedComponent, schedule: Any) -> None:
     """What training reads of it."""
     source = getattr(schedule, "token_source", None)
-    subject.expect(
+    tested.expect(
         source in ("target", "data"),
         "token_source",
         expected="'target' or 'data'",
@@ -57,7 +57,7 @@ def check_declarations(subject: Subject, schedule: Any) -> None:
         fix="say whose tokens are shown",
     )
     keep = getattr(schedule, "keep_revealed_in_loss", None)
-    subject.expect(
+    tested.expect(
         isinstance(keep, bool),
         "keep_revealed_in_loss",
         expected="True or False",
@@ -66,11 +66,11 @@ def check_declarations(subject: Subject, schedule: Any) -> None:
     )
 
 
-def check_ratios(subject: Subject, schedule: Any) -> None:
+def check_ratios(tested: TestedComponent, schedule: Any) -> None:
     """λ from the first step to the last."""
     for step in range(21):
         ratio = schedule.ratio(step / 20)
-        subject.expect(
+        tested.expect(
             isinstance(ratio, float | int) and 0.0 <= ratio <= 1.0,
             f"ratio({step / 20:g})",
             expected="a number in [0, 1]",
@@ -79,9 +79,9 @@ def check_ratios(subject: Subject, schedule: Any) -> None:
         )
 
 
-def random_rows(subject: Subject, block: int) -> list[GlanceRows]:
+def random_rows(tested: TestedComponent, block: int) -> list[GlanceRows]:
     """Three sequences of blocks each: some wrong, all wrong, none wrong, none that counts."""
-    generator = subject.generator(95)
+    generator = tested.generator(95)
     count = 12
     slot = torch.arange(block).repeat(count).expand(3, -1)
     group = torch.arange(count).repeat_interleave(block).expand(3, -1)
@@ -97,16 +97,16 @@ def random_rows(subject: Subject, block: int) -> list[GlanceRows]:
     return [GlanceRows(wrong & counts, counts, slot, group, block) for wrong, counts in found]
 
 
-def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int) -> None:
+def check_glances(tested: TestedComponent, schedule: Any, rows: GlanceRows, number: int) -> None:
     """Many glances at the same rows."""
     wrong = rows.wrong.sum(1)
     before = [_clone(rows, name) for name in ("wrong", "valid", "slot", "group")]
     for ratio in (0.0, 0.3, 1.0):
         total = torch.zeros(rows.wrong.shape[0])
         for draw in range(DRAWS):
-            shown = _reveal(subject, schedule, rows, ratio, 100 * number + draw)
+            shown = _reveal(tested, schedule, rows, ratio, 100 * number + draw)
             total += shown.sum(1)
-            subject.expect(
+            tested.expect(
                 bool((shown.sum(1) <= wrong).all()) and (ratio > 0 or not bool(shown.any())),
                 f"rows shown at λ = {ratio:g}",
                 expected=f"at most the rows that were wrong, {wrong.tolist()}, and none at λ = 0",
@@ -116,7 +116,7 @@ def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int
         # Rounding to whole rows may add half a row; a draw for each row spreads the mean.
         spread = 4 * (ratio * (1 - ratio) * wrong / DRAWS).sqrt()
         most = ratio * wrong + 0.5 + spread
-        subject.expect(
+        tested.expect(
             bool((total / DRAWS <= most + 1e-6).all()),
             f"rows shown on average at λ = {ratio:g}",
             expected=f"at most λ·d = {(ratio * wrong).tolist()}",
@@ -124,12 +124,12 @@ def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int
             fix="show N = λ·d rows, d being the number of wrong ones in the sequence",
         )
     if schedule.chooses_rows:
-        _check_counts(subject, schedule, rows)
+        _check_counts(tested, schedule, rows)
     same = all(
         torch.equal(old, getattr(rows, name))
         for old, name in zip(before, ("wrong", "valid", "slot", "group"), strict=True)
     )
-    subject.expect(
+    tested.expect(
         same,
         "the rows that it is given",
         expected="left as they are",
@@ -138,9 +138,9 @@ def check_glances(subject: Subject, schedule: Any, rows: GlanceRows, number: int
     )
 
 
-def _check_counts(subject: Subject, schedule: GlancingSchedule, rows: GlanceRows) -> None:
+def _check_counts(tested: TestedComponent, schedule: GlancingSchedule, rows: GlanceRows) -> None:
     counts = schedule.counts(rows)
-    subject.expect(
+    tested.expect(
         counts.dtype == torch.bool
         and counts.shape == rows.valid.shape
         and not bool((counts & ~rows.valid).any()),
@@ -156,23 +156,25 @@ def _clone(rows: GlanceRows, name: str) -> Tensor:
     return value.clone()
 
 
-def _reveal(subject: Subject, schedule: Any, rows: GlanceRows, ratio: float, number: int) -> Tensor:
-    shown, again = (schedule.reveal(rows, ratio, subject.generator(700 + number)) for _ in range(2))
-    subject.expect(
+def _reveal(
+    tested: TestedComponent, schedule: Any, rows: GlanceRows, ratio: float, number: int
+) -> Tensor:
+    shown, again = (schedule.reveal(rows, ratio, tested.generator(700 + number)) for _ in range(2))
+    tested.expect(
         shown.dtype == torch.bool and shown.shape == rows.valid.shape,
         "reveal()",
         expected=f"[B, R] = {list(rows.valid.shape)} bool",
         found=f"{list(shown.shape)} ({shown.dtype})",
         fix="give a mask over the rows",
     )
-    subject.expect(
+    tested.expect(
         not bool((shown & ~rows.valid).any()),
         "rows that are shown",
         expected="rows that count (valid)",
         found=f"{int((shown & ~rows.valid).sum())} that do not",
         fix="take the mask with rows.valid",
     )
-    subject.expect(
+    tested.expect(
         torch.equal(shown, again),
         "two glances from one state of the generator",
         expected="the same rows",

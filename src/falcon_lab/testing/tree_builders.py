@@ -1,6 +1,6 @@
-"""What a tree builder promises.
+"""The check of a tree builder.
 
-Shapes: N tree nodes, R rows of draft distributions, k block, V vocabulary.
+Shapes: N tree nodes, k block, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from falcon_lab.acceptance import SamplingRule
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Budget, BuildContext, RoundContext
 from falcon_lab.model.target import Target
 from falcon_lab.sampling import Sampling
-from falcon_lab.testing.decoding import engine
-from falcon_lab.testing.outcomes import TokenTable, expect_distribution
-from falcon_lab.testing.speculating import expect_greedy, expect_whole
-from falcon_lab.testing.standing import Grown, Standing, Wandering, grow
-from falcon_lab.testing.subject import Recipe, Subject
+from falcon_lab.testing.decoding import engine, expect_greedy, expect_whole
+from falcon_lab.testing.reference import (
+    DraftRound,
+    ReferenceDrafter,
+    ReferenceLogits,
+    Tokens,
+    TokenTable,
+    expect_distribution,
+    grow,
+)
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.token_trees import check_nodes, check_tree
-from falcon_lab.tree import TokenTree
+from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.tree import TokenTree, ancestor_matrix
 
 VOCABULARY = 12
 ROOT = 7
 ROUNDS = 800
 """Sampled rounds of the statistical test."""
 
-SOURCES: tuple[dict[str, Any], ...] = ({}, {"silent": 0.6}, {"silent": 1.0}, {"rows": 0})
+SOURCES: tuple[dict[str, Any], ...] = ({}, {"unproposed": 0.6}, {"unproposed": 1.0}, {"rows": 0})
 """Drafters that say everything, something, nothing, or have no rows at all."""
 
 
@@ -57,34 +63,36 @@ def check_tree_builder(
     Raises:
         ContractError: it does not.
     """
-    subject = Subject("tree_builder", builder, seed)
+    tested = TestedComponent("tree_builder", builder, seed)
     target = tiny_target(vocab=VOCABULARY, positions=48)
     for block in blocks:
-        finds = takes_paths(subject, target, block)
-        with subject.step(f"its trees for blocks of {block}"):
-            check_limits(subject, target, block, finds=finds)
-            check_rounds(subject, target, block, finds=finds)
-        with subject.step(f"sampled trees for blocks of {block}"):
-            if not finds:  # whoever finds paths draws nothing
-                check_sampled(subject, target, block)
-        with subject.step(f"decoding with blocks of {block}"):
-            check_decoding(subject, target, block, finds=finds)
+        has_paths = needs_paths(tested, target, block)
+        with tested.checking(f"its trees for blocks of {block}"):
+            check_limits(tested, target, block, has_paths=has_paths)
+            check_rounds(tested, target, block, has_paths=has_paths)
+        with tested.checking(f"sampled trees for blocks of {block}"):
+            if not has_paths:  # whoever has_paths paths draws nothing
+                check_sampled(tested, target, block)
+        with tested.checking(f"decoding with blocks of {block}"):
+            check_decoding(tested, target, block, has_paths=has_paths)
 
 
-def check_limits(subject: Subject, target: Target, block: int, *, finds: bool = False) -> None:
+def check_limits(
+    tested: TestedComponent, target: Target, block: int, *, has_paths: bool = False
+) -> None:
     """``max_depth``, ``max_nodes`` and what a drafter reaches."""
     for passes in (None, 1, 2):
-        made = subject.build(BuildContext(target, block, passes))
+        made = tested.build(BuildContext(target, block, passes))
         limits = made.max_depth, made.max_nodes
-        subject.expect(
+        tested.expect(
             all(isinstance(each, int) for each in limits) and limits[0] >= 0 and limits[1] >= 1,
             "max_depth and max_nodes",
             expected="whole numbers, at least 0 and 1 (the root)",
             found=limits,
             fix="set both in __init__",
         )
-        most = None if passes is None or finds else passes * block
-        subject.expect(
+        most = None if passes is None or has_paths else passes * block
+        tested.expect(
             most is None or made.max_depth <= most,
             f"max_depth for a drafter of {passes} passes of {block} tokens",
             expected=f"at most {most}",
@@ -93,29 +101,33 @@ def check_limits(subject: Subject, target: Target, block: int, *, finds: bool = 
         )
 
 
-def takes_paths(subject: Subject, target: Target, block: int) -> bool:
+def needs_paths(tested: TestedComponent, target: Target, block: int) -> bool:
     """Whether it makes its trees of whole paths: without them it refuses a pass, and says so."""
-    made = subject.build(BuildContext(target, block))
-    context = RoundContext(torch.tensor(ROOT), Budget(), Sampling(), subject.generator())
+    made = tested.build(BuildContext(target, block))
+    context = RoundContext(torch.tensor(ROOT), Budget(), Sampling(), tested.generator())
     try:
-        grow(made, Standing(VOCABULARY, block, subject.seed), context)
+        grow(made, ReferenceLogits(VOCABULARY, block, tested.seed), context)
     except FalconLabError:
         return True
     return False
 
 
-def check_rounds(subject: Subject, target: Target, block: int, *, finds: bool = False) -> None:
+def check_rounds(
+    tested: TestedComponent, target: Target, block: int, *, has_paths: bool = False
+) -> None:
     """Every tree of rounds of all kinds."""
-    made = subject.build(BuildContext(target, block))
+    made = tested.build(BuildContext(target, block))
     for number, (options, budget, temperature) in enumerate(_rounds(made, block)):
-        source = Standing(VOCABULARY, block, subject.seed + number, finds=finds, **options)
-        whole = _round(subject, made, source, budget, temperature, number)
-        for passes in range(len(whole.asked) if number % 3 == 0 else 0):
-            _round(subject, made, source, budget, temperature, number, passes + 1)
-        again = _round(subject, made, source, budget, temperature, number)
+        source = ReferenceLogits(
+            VOCABULARY, block, tested.seed + number, has_paths=has_paths, **options
+        )
+        whole = _round(tested, made, source, budget, temperature, number)
+        for passes in range(len(whole.expanded) if number % 3 == 0 else 0):
+            _round(tested, made, source, budget, temperature, number, passes + 1)
+        again = _round(tested, made, source, budget, temperature, number)
         assert whole.tree is not None
         assert again.tree is not None
-        subject.expect(
+        tested.expect(
             torch.equal(again.tree.tokens, whole.tree.tokens)
             and torch.equal(again.tree.parents, whole.tree.parents),
             "a round made again with the same generator",
@@ -138,19 +150,19 @@ def _rounds(made: Any, block: int) -> Iterator[tuple[dict[str, Any], Budget, flo
 
 
 def _round(
-    subject: Subject,
+    tested: TestedComponent,
     made: Any,
-    source: Standing,
+    source: ReferenceLogits,
     budget: Budget,
     temperature: float,
     number: int,
     passes: int = 99,
-) -> Grown:
+) -> DraftRound:
     context = RoundContext(
-        torch.tensor(ROOT), budget, Sampling(temperature), subject.generator(number)
+        torch.tensor(ROOT), budget, Sampling(temperature), tested.generator(number)
     )
     done = grow(made, source, context, passes)
-    subject.expect(
+    tested.expect(
         not done.problem,
         "a frontier",
         expected="what interfaces.Frontier says",
@@ -159,14 +171,14 @@ def _round(
         "of the pass before, and None ends the round",
     )
     assert done.tree is not None
-    _check_budget(subject, made, done, done.tree, source)
-    check_tree(subject, done.tree, VOCABULARY)
-    check_nodes(subject, done, done.tree, source)
+    _check_budget(tested, made, done, done.tree, source)
+    check_tree(tested, done.tree, VOCABULARY)
+    check_nodes(tested, done, done.tree, source)
     return done
 
 
 def _check_budget(
-    subject: Subject, made: Any, done: Grown, tree: TokenTree, source: Standing
+    tested: TestedComponent, made: Any, done: DraftRound, tree: TokenTree, source: ReferenceLogits
 ) -> None:
     budget, deepest = done.context.budget, int(tree.depth.max())
     limits = [
@@ -174,13 +186,13 @@ def _check_budget(
         ("tree.nodes", tree.nodes, "max_nodes", made.max_nodes),
         ("tree.depth.max()", deepest, "the budget's depth", budget.depth),
         ("tree.drafted", tree.drafted, "the budget's nodes", budget.nodes),
-        ("the passes asked for", len(done.asked), "the budget's passes", budget.passes),
+        ("the passes asked for", len(done.expanded), "the budget's passes", budget.passes),
     ]
-    if not source.finds:
-        reach = len(done.asked) * source.block
+    if not source.has_paths:
+        reach = len(done.expanded) * source.block
         limits.append(("tree.depth.max()", deepest, "k a pass", reach))
     for what, found, limit, most in limits:
-        subject.expect(
+        tested.expect(
             most is None or found <= most,
             f"{what} in a round of {budget}",
             expected=f"at most {most}, {limit}",
@@ -189,12 +201,12 @@ def _check_budget(
         )
 
 
-def check_sampled(subject: Subject, target: Target, block: int) -> None:
+def check_sampled(tested: TestedComponent, target: Target, block: int) -> None:
     """The distributions that a sampled tree carries are those that it was drawn from."""
-    made = subject.build(BuildContext(target, block))
-    source = Standing(VOCABULARY, block, subject.seed)
-    tokens = TokenTable(VOCABULARY, subject.generator(60))
-    sampling, generator = Sampling(1.0, top_k=4), subject.generator(61)
+    made = tested.build(BuildContext(target, block))
+    source = ReferenceLogits(VOCABULARY, block, tested.seed)
+    tokens = TokenTable(VOCABULARY, tested.generator(60))
+    sampling, generator = Sampling(1.0, top_k=4), tested.generator(61)
     rule = SamplingRule(None, BuildContext(target, block))
     texts: list[list[int]] = []
     while len(texts) < ROUNDS:
@@ -206,7 +218,7 @@ def check_sampled(subject: Subject, target: Target, block: int) -> None:
         found = rule(tree, tokens.logits(tree), sampling, generator)
         texts.append(tokens.text(tree, found, sampling, generator))
     expect_distribution(
-        subject,
+        tested,
         "sampled output with its trees",
         torch.tensor(texts),
         tokens.exact(ROOT, sampling),
@@ -215,10 +227,199 @@ def check_sampled(subject: Subject, target: Target, block: int) -> None:
     )
 
 
-def check_decoding(subject: Subject, target: Target, block: int, *, finds: bool = False) -> None:
+def check_decoding(
+    tested: TestedComponent, target: Target, block: int, *, has_paths: bool = False
+) -> None:
     """Greedy text with a drafter that is sometimes right."""
-    drafter = Wandering(target.vocab_size, block, finds=finds)
-    tree = subject.build(BuildContext.of(target, drafter))
-    made = engine(target, drafter, tree=tree, components=subject.components)
-    expect_greedy(subject, target, made, f"its trees and blocks of {block}")
-    expect_whole(subject, target, made, f"its trees and blocks of {block}")
+    drafter = ReferenceDrafter(target.vocab_size, block, has_paths=has_paths)
+    tree = tested.build(BuildContext.of(target, drafter))
+    made = engine(target, drafter, tree=tree, components=tested.components)
+    expect_greedy(tested, target, made, f"its trees and blocks of {block}")
+    expect_whole(tested, target, made, f"its trees and blocks of {block}")
+
+
+def check_tree(tested: TestedComponent, tree: TokenTree, vocabulary: int) -> None:
+    """What holds for every ``TokenTree`` by itself."""
+    parents, count = tree.parents.tolist(), tree.nodes
+    _check_parts(tested, tree, vocabulary)
+    tested.expect(
+        parents[0] == -1 and all(0 <= p < node for node, p in enumerate(parents) if node),
+        "TokenTree.parents",
+        expected="-1 for the root, which comes first, and parents before their children",
+        found=parents,
+        fix="order nodes by depth",
+    )
+    depth = [0]
+    for parent in parents[1:]:
+        depth.append(depth[parent] + 1)
+    tested.expect(
+        tree.depth.tolist() == depth,
+        "TokenTree.depth",
+        expected=f"the parent's and one: {depth}",
+        found=tree.depth.tolist(),
+        fix="count from the root, whose depth is 0",
+    )
+    tested.expect(
+        torch.equal(tree.ancestors, ancestor_matrix(tree.parents)),
+        "TokenTree.ancestors",
+        expected="for every node its path to the root, itself counted",
+        found=tree.ancestors.int().tolist(),
+        fix="use falcon_lab.tree.ancestor_matrix(parents)",
+    )
+    edges = [*zip(parents[1:], tree.tokens.tolist()[1:], strict=True)]
+    tested.expect(
+        len(set(edges)) == len(edges),
+        "siblings",
+        expected="different tokens",
+        found=f"(parent, token) {sorted(e for e in set(edges) if edges.count(e) > 1)} twice",
+        fix="give a parent every token once: the second of two could never be reached",
+    )
+    if tree.routes is not None:
+        routes = [sorted(set(row)) for row in tree.routes.tolist()]
+        ancestors = [row.nonzero().flatten().tolist() for row in tree.ancestors]
+        tested.expect(
+            routes == ancestors and tree.routes.shape[0] == count,
+            "TokenTree.routes",
+            expected=f"the nodes from the root to each one: {ancestors}",
+            found=routes,
+            fix="leave routes out unless the shape is known ahead of time",
+        )
+
+
+def _check_parts(tested: TestedComponent, tree: TokenTree, vocabulary: int) -> None:
+    count = tree.nodes
+    shapes = {"tokens": [count], "parents": [count], "depth": [count], "log_q": [count]}
+    shapes["ancestors"] = [count, count]
+    for name, shape in shapes.items():
+        found = list(getattr(tree, name).shape)
+        tested.expect(
+            found == shape,
+            f"the shape of TokenTree.{name}",
+            expected=shape,
+            found=found,
+            fix="one entry a node, the root counted",
+        )
+    tested.expect(
+        bool(((tree.tokens >= 0) & (tree.tokens < vocabulary)).all()),
+        "TokenTree.tokens",
+        expected=f"tokens of the vocabulary, 0 to {vocabulary - 1}",
+        found=tree.tokens.tolist(),
+        fix="leave out what is no token",
+    )
+
+
+def check_nodes(
+    tested: TestedComponent, done: DraftRound, tree: TokenTree, source: ReferenceLogits
+) -> None:
+    """Root, proposal and log-probabilities, against what the drafter said."""
+    sampling = done.context.sampling
+    tested.expect(
+        int(tree.tokens[0]) == int(done.context.root),
+        "the root",
+        expected=f"the newest token, {int(done.context.root)}",
+        found=int(tree.tokens[0]),
+        fix="node 0 is context.root",
+    )
+    allowed = ("deterministic",) if sampling.greedy else ("deterministic", "sampled")
+    tested.expect(
+        tree.proposal in allowed,
+        f"TokenTree.proposal at temperature {sampling.temperature:g}",
+        expected=" or ".join(allowed),
+        found=tree.proposal,
+        fix="greedy rounds choose their candidates",
+    )
+    for node, path in enumerate(_paths(tree)):
+        if node and source.has_paths:
+            _check_found(tested, source, path)
+        elif node:
+            _check_node(tested, done, tree, source, node, path)
+
+
+def _check_found(tested: TestedComponent, source: ReferenceLogits, path: Tokens) -> None:
+    paths = source.paths() or []
+    tested.expect(
+        any(tuple(found[: len(path)]) == path for found in paths),
+        f"the node at {path}, below the root",
+        expected=f"the beginning of a path that the drafter has found: {paths}",
+        found="none of them",
+        fix="join paths where they begin alike, and nowhere else",
+    )
+
+
+def _check_node(
+    tested: TestedComponent,
+    done: DraftRound,
+    tree: TokenTree,
+    source: ReferenceLogits,
+    node: int,
+    path: Tokens,
+) -> None:
+    number, row = divmod(len(path) - 1, source.block)
+    above = path[: number * source.block]
+    tested.expect(
+        number < len(done.expanded) and above in done.expanded[number],
+        f"the node at {path}, below the root",
+        expected=f"a block that was expanded at {above} in pass {number + 1}",
+        found=done.expanded[number] if number < len(done.expanded) else "no such pass",
+        fix="a node comes from the rows of the block above it, which the drafter must be asked for",
+    )
+    logits = source.logits(above)
+    proposed = row < len(logits) and bool(logits[row, path[-1]].isfinite())
+    tested.expect(
+        proposed,
+        f"the node at {path}",
+        expected="a token that the drafter proposes",
+        found="one whose logit is -inf, or of a row that is not there",
+        fix="leave out tokens that are marked so, and all that would hang below them",
+    )
+    if tree.proposal == "sampled":
+        q = _check_q(tested, tree, node)
+        expected = float(q[path[-1]].log())
+    else:
+        expected = float(logits[row].log_softmax(-1)[path[-1]])
+    found = float(tree.log_q[node])
+    tested.expect(
+        abs(found - expected) < 1e-3,
+        f"TokenTree.log_q of the node at {path}",
+        expected=f"{expected:.4f}, from row {row} of the block at {above}",
+        found=f"{found:.4f}",
+        fix="a node at depth L belongs to row (L - 1) mod k of its block",
+    )
+
+
+def _check_q(tested: TestedComponent, tree: TokenTree, node: int) -> Tensor:
+    """``[V]``: the distribution that a node was drawn from."""
+    tested.expect(
+        tree.q is not None and tree.q_row is not None,
+        "a tree with proposal 'sampled'",
+        expected="q and q_row",
+        found="None",
+        fix="give the distributions, or call chosen candidates deterministic",
+    )
+    assert tree.q is not None
+    assert tree.q_row is not None
+    row = int(tree.q_row[node])
+    siblings = tree.q_row[tree.parents == tree.parents[node]]
+    tested.expect(
+        0 <= row < tree.q.shape[0] and bool((siblings == row).all()),
+        f"TokenTree.q_row of node {node} and its siblings",
+        expected="one row of q for all of them",
+        found=siblings.tolist(),
+        fix="siblings are drawn from one distribution without replacement",
+    )
+    q = tree.q[row]
+    tested.expect(
+        abs(float(q.sum()) - 1) < 1e-4 and bool((q >= 0).all()),
+        "TokenTree.q",
+        expected="probabilities",
+        found=f"a sum of {float(q.sum()):.4f}",
+        fix="normalise it",
+    )
+    return q
+
+
+def _paths(tree: TokenTree) -> list[Tokens]:
+    paths: list[Tokens] = [()]
+    for token, parent in zip(tree.tokens.tolist()[1:], tree.parents.tolist()[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths

@@ -24,7 +24,7 @@ class ContractError(FalconLabError, AssertionError):
 
 
 def expect(holds: object, what: str, *, expected: Any, found: Any, fix: str) -> None:
-    """As ``Subject.expect``, of anything."""
+    """As ``TestedComponent.expect``, of anything."""
     if not bool(holds):
         raise ContractError(f"{what}: expected {expected}, found {found}; {fix}")
 
@@ -41,7 +41,7 @@ def built(
     Args:
         kind: as ``components.KINDS`` has it.
         given: an object is taken as it is, a node built.
-        default: name of the one that None stands for.
+        default: name of the one that None nodes for.
         context: that it is built with.
         components: know the node; None are the installed ones.
     """
@@ -51,7 +51,7 @@ def built(
     return (components or load_components()).build(kind, node, context)
 
 
-class Subject:
+class TestedComponent:
     """A component under test.
 
     Args:
@@ -88,8 +88,8 @@ class Subject:
         def build(config: None, context: BuildContext) -> Any:
             return self._from_recipe(recipe, context)  # with other random weights each time
 
-        component = Component(self.kind, "subject", build, None, "falcon-lab", "0")
-        return Components([component]), {"name": "subject"}
+        component = Component(self.kind, "tested", build, None, "falcon-lab", "0")
+        return Components([component]), {"name": "tested"}
 
     def _from_recipe(self, recipe: Callable[[BuildContext], Any], context: BuildContext) -> Any:
         return recipe(replace(context, components=self.components))
@@ -110,7 +110,7 @@ class Subject:
         expect(holds, f"{self}: {what}", expected=expected, found=found, fix=fix)
 
     @contextmanager
-    def step(self, promise: str) -> Iterator[None]:
+    def checking(self, promise: str) -> Iterator[None]:
         """What is being checked, which any other error is told with."""
         try:
             yield

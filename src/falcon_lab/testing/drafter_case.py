@@ -14,8 +14,8 @@ from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier
 from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine, stirred
-from falcon_lab.testing.subject import Subject
-from falcon_lab.testing.texts import Text, random_tokens
+from falcon_lab.testing.targets import Text, random_tokens
+from falcon_lab.testing.tested import TestedComponent
 
 TOLERANCE = 1e-4
 """Largest difference of two computations of the same, in the unit of the largest value."""
@@ -28,29 +28,29 @@ class Case:
     """A drafter under test and its tiny target.
 
     Args:
-        subject: the drafter.
+        tested: the drafter.
         target: what it drafts for.
     """
 
-    def __init__(self, subject: Subject, target: Target) -> None:
-        self.subject, self.target = subject, target
+    def __init__(self, tested: TestedComponent, target: Target) -> None:
+        self.tested, self.target = tested, target
         self.context = BuildContext(target)
 
     def fresh(self) -> Any:
         """The drafter in evaluation mode; the same weights every time."""
-        return self.stirred(self.subject.build(self.context))
+        return self.stirred(self.tested.build(self.context))
 
     def stirred(self, drafter: Any) -> Any:
         """The drafter with other weights, in evaluation mode; one without weights as it is."""
-        return stirred(drafter, STIRRED, self.subject.generator(1))
+        return stirred(drafter, STIRRED, self.tested.generator(1))
 
     def engine(self, drafter: Drafter, **parts: Any) -> SpeculativeEngine:
         """An engine of that drafter, with ``parts`` as ``decoding.engine`` has them."""
-        return engine(self.target, drafter, components=self.subject.components, **parts)
+        return engine(self.target, drafter, components=self.tested.components, **parts)
 
     def text(self, drafter: Drafter, rows: int, number: int = 2) -> Text:
         """A random text that gives so many rows."""
-        tokens = random_tokens(self.target, rows + 1, self.subject.generator(number))
+        tokens = random_tokens(self.target, rows + 1, self.tested.generator(number))
         return self.read(drafter, tokens)
 
     def read(self, drafter: Drafter, tokens: Tensor) -> Text:
@@ -63,7 +63,7 @@ class Case:
 
     def same(self, what: str, ours: Tensor, expected: Tensor, fix: str) -> None:
         """Two computations of the same logits."""
-        self.subject.expect(
+        self.tested.expect(
             ours.shape == expected.shape,
             f"the shape of {what}",
             expected=list(expected.shape),
@@ -71,7 +71,7 @@ class Case:
             fix=fix,
         )
         apart = difference(ours, expected)
-        self.subject.expect(
+        self.tested.expect(
             apart <= TOLERANCE,
             what,
             expected=f"the same logits within {TOLERANCE:g}",
@@ -90,7 +90,7 @@ def difference(ours: Tensor, expected: Tensor) -> float:
     return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
-class Conversation:
+class DraftedSequence:
     """One sequence.
 
     Args:

@@ -1,10 +1,12 @@
-"""What a drafter with weights promises in training.
+"""The checks of a drafter with weights: a training step, and the drafter on disk.
 
-Shapes: B sequences, T rows, R prediction rows, k block, V vocabulary, H hidden.
+Shapes: B sequences, T tokens, R prediction rows, k block, V vocabulary, H hidden.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,13 +15,14 @@ from torch import Tensor
 from falcon_lab.config.schema import DistillationConfig
 from falcon_lab.distill.rows import label_rows
 from falcon_lab.distill.step import DistillationStep
+from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, Prediction, Reveal
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
-from falcon_lab.testing.conversation import Case
-from falcon_lab.testing.texts import packed, training_inputs
-from falcon_lab.testing.training_rows import documents, logits_of, predict
+from falcon_lab.testing.drafter_case import Case, DraftedSequence
+from falcon_lab.testing.drafter_rows import documents, logits_of, predict
+from falcon_lab.testing.targets import packed, training_inputs
 
 
 def check_prediction(case: Case) -> None:
@@ -27,8 +30,8 @@ def check_prediction(case: Case) -> None:
     drafter = case.fresh()
     batch = packed([documents(case, 9, 12), documents(case, 9, 12, number=31)])
     prediction = predict(case, drafter, batch)
-    subject, target, block = case.subject, case.target, drafter.block
-    subject.expect(
+    tested, target, block = case.tested, case.target, drafter.block
+    tested.expect(
         any(each is not None for each in (prediction.features, prediction.logits))
         or (prediction.hidden is not None and prediction.head is not None),
         "Prediction",
@@ -42,7 +45,7 @@ def check_prediction(case: Case) -> None:
     shapes |= dict.fromkeys(("source", "slot", "group"), shape)
     for name, expected in shapes.items():
         values = getattr(prediction, name)
-        subject.expect(
+        tested.expect(
             len(shape) == 2 and (values is None or list(values.shape) == expected),
             f"the shape of Prediction.{name}",
             expected=f"{expected} beside labels [B, R]",
@@ -50,7 +53,7 @@ def check_prediction(case: Case) -> None:
             fix="all parts of a prediction speak of the same R rows of B sequences",
         )
     valid = label_rows(batch, prediction).valid
-    subject.expect(
+    tested.expect(
         bool(valid.any()),
         "rows that count",
         expected="some",
@@ -59,7 +62,7 @@ def check_prediction(case: Case) -> None:
         "source the newest input, in one document",
     )
     slot = prediction.slot[valid]
-    subject.expect(
+    tested.expect(
         bool(((slot >= 0) & (slot < block)).all()),
         "Prediction.slot",
         expected=f"places in the block, 0 to {block - 1}",
@@ -67,7 +70,7 @@ def check_prediction(case: Case) -> None:
         fix="0 is the next token",
     )
     ahead = (prediction.label - prediction.source)[valid] - 1
-    subject.expect(
+    tested.expect(
         torch.equal(ahead, slot),
         "Prediction.label",
         expected="source + 1 + slot",
@@ -81,7 +84,7 @@ def _check_groups(case: Case, prediction: Prediction, valid: Tensor, block: int)
     for sequence in range(valid.shape[0]):
         rows = valid[sequence]
         pairs = torch.stack((prediction.group[sequence, rows], prediction.slot[sequence, rows]), 1)
-        case.subject.expect(
+        case.tested.expect(
             len(pairs.unique(dim=0)) == len(pairs),
             "Prediction.group",
             expected="one row a place of a block",
@@ -106,7 +109,7 @@ def check_reproducible(case: Case) -> None:
 
 def check_gradients(case: Case) -> None:
     """Every weight learns; the target does not."""
-    subject, drafter = case.subject, case.fresh().train()
+    tested, drafter = case.tested, case.fresh().train()
     batch = packed([documents(case, 9, 14), documents(case, 9, 14, number=31)])
     seen = predict(case, drafter, batch)
     feature = 0.0 if seen.features is None else 1.0
@@ -116,12 +119,12 @@ def check_gradients(case: Case) -> None:
         case.target.tapped(drafter.taps),
         drafter,
         objective,
-        subject.components.build("schedule", {"name": "none"}, case.of(drafter)),
+        tested.components.build("schedule", {"name": "none"}, case.of(drafter)),
         config,
         batch,
-        (subject.seed,),
+        (tested.seed,),
     ).train(0.0)
-    subject.expect(
+    tested.expect(
         bool(loss.isfinite()) and loss.requires_grad,
         "the loss of a first step",
         expected="a number with a gradient",
@@ -130,7 +133,7 @@ def check_gradients(case: Case) -> None:
     )
     loss.backward()
     frozen = list(case.target.model.parameters())
-    subject.expect(
+    tested.expect(
         not any(weight.requires_grad or weight.grad is not None for weight in frozen),
         "the frozen target",
         expected="no gradient",
@@ -139,7 +142,7 @@ def check_gradients(case: Case) -> None:
     )
     trained = [(n, weight) for n, weight in drafter.named_parameters() if weight.requires_grad]
     without = [name for name, weight in trained if weight.grad is None or not weight.grad.any()]
-    subject.expect(
+    tested.expect(
         not without,
         "weights that a step teaches",
         expected="all of them",
@@ -147,7 +150,7 @@ def check_gradients(case: Case) -> None:
         fix="use them in forward(), detach nothing on the way, or take requires_grad from them",
     )
     broken = [name for name, w in trained if w.grad is not None and not w.grad.isfinite().all()]
-    subject.expect(
+    tested.expect(
         not broken,
         "gradients",
         expected="numbers",
@@ -162,9 +165,9 @@ def check_glances(case: Case) -> None:
     batch = packed([documents(case, 10, 14)])
 
     def inputs() -> DrafterInputs:
-        return training_inputs(case.target, drafter, batch, case.subject.generator(5))
+        return training_inputs(case.target, drafter, batch, case.tested.generator(5))
 
-    generator = case.subject.generator(34)
+    generator = case.tested.generator(34)
     with torch.no_grad():
         blind = drafter(inputs())
         nothing = _reveal(case, blind, 0.0, generator)
@@ -191,7 +194,7 @@ def check_glances(case: Case) -> None:
         fix,
     )
     for name in ("label", "source", "slot", "group"):
-        case.subject.expect(
+        case.tested.expect(
             torch.equal(getattr(half, name), getattr(blind, name)),
             f"Prediction.{name} with a glance",
             expected="that of the same inputs without it",
@@ -208,9 +211,38 @@ def _reveal(case: Case, rows: Prediction, share: float, generator: torch.Generat
     return Reveal(mask, tokens, torch.randn(*shape, width, generator=generator))
 
 
+def check_saved(case: Case) -> None:
+    """Saved, built anew and loaded, it drafts the same."""
+    drafter = case.fresh()
+    components, node = case.tested.registered()
+    with TemporaryDirectory() as place:
+        folder = save_drafter(
+            Path(place) / "drafter",
+            drafter,
+            node=node,
+            provenance=components.provenance("drafter", node),
+            target=case.target,
+            card="",
+        )
+        loaded = load_drafter(folder, case.target, components)
+    rounds = []
+    for each in (loaded, drafter):
+        drafted = DraftedSequence(each, case.text(each, 12))
+        drafted.observe(12)
+        rounds.append(drafted.round(case.tested.generator(40)))
+    for ours, expected in zip(*rounds, strict=True):
+        case.same(
+            "drafts of the drafter that was saved and loaded",
+            ours.logits,
+            expected.logits,
+            "keep whatever was learnt in parameters or buffers, so that state_dict() has it",
+        )
+
+
 CHECKS: list[tuple[str, Any]] = [
-    ("what its training rows are about", check_prediction),
+    ("the rows of its training pass", check_prediction),
     ("that a training step is reproducible", check_reproducible),
-    ("that every weight learns and the target does not", check_gradients),
+    ("that every weight is trained and the target is not", check_gradients),
     ("glances", check_glances),
+    ("that it can be saved and loaded", check_saved),
 ]

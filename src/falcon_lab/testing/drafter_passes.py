@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.testing.compiling import Pretend, Repeating
-from falcon_lab.testing.conversation import Case, Conversation, expanded
+from falcon_lab.testing.drafter_case import Case, DraftedSequence, expanded
 
 ROWS = 17
 
 
 def check_declarations(case: Case) -> None:
     """What it says about itself."""
-    subject, drafter = case.subject, case.subject.build(case.context)
+    tested, drafter = case.tested, case.tested.build(case.context)
     missing = sorted(type(drafter).__abstractmethods__)
     missing += [name for name in ("block", "needs") if not hasattr(drafter, name)]
-    subject.expect(
+    tested.expect(
         not missing,
         "the members of a Drafter",
         expected="block, needs, reset, draft and observe",
@@ -32,14 +32,14 @@ def check_declarations(case: Case) -> None:
         fix="see falcon_lab.interfaces.Drafter",
     )
     block, needs = drafter.block, drafter.needs
-    subject.expect(
+    tested.expect(
         isinstance(block, int) and block >= 1,
         "block",
         expected="tokens of a pass, at least 1",
         found=repr(block),
         fix="set it before the first pass",
     )
-    subject.expect(
+    tested.expect(
         isinstance(needs, frozenset) and needs <= {"features"},
         "needs",
         expected="frozenset() or frozenset({'features'})",
@@ -47,7 +47,7 @@ def check_declarations(case: Case) -> None:
         fix="layers in the middle of the target are asked for by the attribute taps",
     )
     most = drafter.max_passes
-    subject.expect(
+    tested.expect(
         most is None or (isinstance(most, int) and most >= 1),
         "max_passes",
         expected="None, or at least 1",
@@ -59,7 +59,7 @@ def check_declarations(case: Case) -> None:
         return
     places = {weight.data_ptr() for weight in case.target.model.parameters()}
     own = [name for name, weight in drafter.state_dict().items() if weight.data_ptr() in places]
-    subject.expect(
+    tested.expect(
         not own,
         "its weights",
         expected="none of the target's",
@@ -72,15 +72,15 @@ def check_shapes(case: Case) -> None:
     """Shapes and values of every pass."""
     drafter = case.fresh()
     text = case.text(drafter, ROWS)
-    talk = Conversation(drafter, text)
-    talk.observe(ROWS - 2)
-    generator = case.subject.generator(3)
+    drafted = DraftedSequence(drafter, text)
+    drafted.observe(ROWS - 2)
+    generator = case.tested.generator(3)
     frontier: Frontier | None = Frontier.root(text.tokens.device)
     most = drafter.max_passes or 3
     for number in range(min(3, most)):
         if frontier is None:
             return
-        output = talk.draft(frontier)
+        output = drafted.draft(frontier)
         _check_output(case, output, frontier, drafter.block, f"pass {number + 1} of a round")
         frontier = expanded(output, drafter.block, generator)
 
@@ -88,10 +88,10 @@ def check_shapes(case: Case) -> None:
 def _check_output(
     case: Case, output: DraftOutput, frontier: Frontier, block: int, where: str
 ) -> None:
-    subject, target = case.subject, case.target
+    tested, target = case.tested, case.target
     logits, blocks = output.logits, frontier.tokens.shape[0]
     shape = list(logits.shape)
-    subject.expect(
+    tested.expect(
         logits.dim() == 3
         and (shape[0], shape[2]) == (blocks, target.vocab_size)
         and shape[1] <= block,
@@ -100,14 +100,14 @@ def _check_output(
         found=shape,
         fix="give every frontier block up to k rows of logits over the target's vocabulary",
     )
-    subject.expect(
+    tested.expect(
         not bool(logits.isnan().any() | (logits == torch.inf).any()),
         f"DraftOutput.logits in {where}",
         expected="finite values, and -inf for what is not proposed",
         found="nan or inf",
         fix="look for a division by zero, or a softmax over nothing",
     )
-    subject.expect(
+    tested.expect(
         not output.all_proposed or bool(logits.isfinite().all()),
         f"DraftOutput.all_proposed in {where}",
         expected="False where a token is not proposed (-inf)",
@@ -115,7 +115,7 @@ def _check_output(
         fix="leave it out unless every token is always proposed",
     )
     if output.features is not None:
-        subject.expect(
+        tested.expect(
             output.features.shape[:2] == logits.shape[:2],
             f"the shape of DraftOutput.features in {where}",
             expected=f"[{blocks}, {shape[1]}, H]",
@@ -135,7 +135,7 @@ def check_that_inputs_stay(case: Case) -> None:
     before = copy.deepcopy(seen)
     drafter.observe(seen)
     output = drafter.draft(Frontier.root(first.device))
-    frontier = expanded(output, drafter.block, case.subject.generator(4))
+    frontier = expanded(output, drafter.block, case.tested.generator(4))
     asked = copy.deepcopy(frontier)
     if frontier is not None:
         drafter.draft(frontier)
@@ -149,7 +149,7 @@ def check_that_inputs_stay(case: Case) -> None:
         )
         if not all(map(torch.equal, ours, theirs))
     ]
-    case.subject.expect(
+    case.tested.expect(
         not changed,
         "what it is given",
         expected="left as it is",
@@ -168,12 +168,12 @@ def check_that_drafts_leave_no_trace(case: Case) -> None:
     ends = []
     for rounds in ((5, 6), (7, 8)):  # seeds of what is drafted in between
         drafter = case.fresh()
-        talk = Conversation(drafter, case.text(drafter, ROWS))
-        talk.observe(9)
+        drafted = DraftedSequence(drafter, case.text(drafter, ROWS))
+        drafted.observe(9)
         for seed, new in zip(rounds, (1, drafter.block + 1), strict=True):
-            talk.round(case.subject.generator(seed))
-            talk.observe(min(new, ROWS - talk.known))
-        ends.append(talk.round(case.subject.generator(9)))
+            drafted.round(case.tested.generator(seed))
+            drafted.observe(min(new, ROWS - drafted.known))
+        ends.append(drafted.round(case.tested.generator(9)))
     _same_rounds(
         case,
         "drafts after rounds that drafted other tokens",
@@ -189,9 +189,9 @@ def check_that_drafting_is_repeatable(case: Case) -> None:
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
             drafter = case.fresh()
-            talk = Conversation(drafter, case.text(drafter, ROWS))
-            talk.observe(ROWS)
-            ends.append(talk.round(case.subject.generator(10)))
+            drafted = DraftedSequence(drafter, case.text(drafter, ROWS))
+            drafted.observe(ROWS)
+            ends.append(drafted.round(case.tested.generator(10)))
             torch.rand(1)
     _same_rounds(
         case,
@@ -207,12 +207,12 @@ def check_that_a_prompt_may_come_in_parts(case: Case) -> None:
         ends = []
         for division in (parts, [15]):
             drafter = case.fresh()
-            talk = Conversation(drafter, case.text(drafter, ROWS))
+            drafted = DraftedSequence(drafter, case.text(drafter, ROWS))
             for part in division:
-                talk.observe(part, remaining=15 - talk.known - part)
-            first = talk.round(case.subject.generator(11))
-            talk.observe(2)
-            ends.append([*first, *talk.round(case.subject.generator(12))])
+                drafted.observe(part, remaining=15 - drafted.known - part)
+            first = drafted.round(case.tested.generator(11))
+            drafted.observe(2)
+            ends.append([*first, *drafted.round(case.tested.generator(12))])
         _same_rounds(
             case,
             f"drafts after a prompt in parts of {parts} rows",
@@ -233,12 +233,12 @@ def check_that_rows_may_come_in_rounds(case: Case) -> None:
     ends = []
     for division in (counts, [sum(counts)]):
         drafter = case.fresh()
-        talk = Conversation(drafter, case.text(drafter, sum(counts)))
+        drafted = DraftedSequence(drafter, case.text(drafter, sum(counts)))
         for number, part in enumerate(division):
             if number:
-                talk.round(case.subject.generator(13 + number))
-            talk.observe(part)
-        ends.append(talk.round(case.subject.generator(20)))
+                drafted.round(case.tested.generator(13 + number))
+            drafted.observe(part)
+        ends.append(drafted.round(case.tested.generator(20)))
     _same_rounds(
         case,
         f"drafts after {counts} rows in as many rounds",
@@ -254,14 +254,14 @@ def check_that_reset_forgets(case: Case) -> None:
     for before in (True, False):
         drafter = case.fresh()
         if before:
-            other = Conversation(drafter, case.text(drafter, ROWS, number=21))
+            other = DraftedSequence(drafter, case.text(drafter, ROWS, number=21))
             other.observe(8)
-            other.round(case.subject.generator(22))
+            other.round(case.tested.generator(22))
             other.observe(3)
             other.observe(2, remaining=4)  # cut short, as by an interrupt
-        talk = Conversation(drafter, case.text(drafter, ROWS))
-        talk.observe(6)
-        ends.append(talk.round(case.subject.generator(23)))
+        drafted = DraftedSequence(drafter, case.text(drafter, ROWS))
+        drafted.observe(6)
+        ends.append(drafted.round(case.tested.generator(23)))
     _same_rounds(
         case,
         "drafts for a second text",
@@ -272,17 +272,17 @@ def check_that_reset_forgets(case: Case) -> None:
 
 def check_that_branches_are_chains(case: Case) -> None:
     """A block of a tree's pass is drafted for as if it were alone."""
-    talk = _before_a_round(case)
-    if (talk.drafter.max_passes or 2) < 2:
+    drafted = _before_a_round(case)
+    if (drafted.drafter.max_passes or 2) < 2:
         return
-    frontier = expanded(talk.draft(), talk.drafter.block, case.subject.generator(24))
+    frontier = expanded(drafted.draft(), drafted.drafter.block, case.tested.generator(24))
     if frontier is None:
         return
-    together = talk.draft(frontier).logits
+    together = drafted.draft(frontier).logits
     for number in range(len(together)):
-        talk, one = _before_a_round(case), slice(number, number + 1)
-        talk.draft()
-        alone = talk.draft(Frontier(frontier.tokens[one], frontier.parents[one])).logits
+        drafted, one = _before_a_round(case), slice(number, number + 1)
+        drafted.draft()
+        alone = drafted.draft(Frontier(frontier.tokens[one], frontier.parents[one])).logits
         case.same(
             "a block of a frontier of several",
             together[one],
@@ -291,19 +291,19 @@ def check_that_branches_are_chains(case: Case) -> None:
         )
 
 
-def _before_a_round(case: Case) -> Conversation:
+def _before_a_round(case: Case) -> DraftedSequence:
     drafter = case.fresh()
-    talk = Conversation(drafter, case.text(drafter, ROWS))
-    talk.observe(ROWS - 3)
-    return talk
+    drafted = DraftedSequence(drafter, case.text(drafter, ROWS))
+    drafted.observe(ROWS - 3)
+    return drafted
 
 
 def check_reserved_memory(case: Case) -> None:
     """Bytes that grow with the text."""
     drafter = case.fresh()
-    tree = case.subject.components.build("tree_builder", {"name": "chain"}, case.of(drafter))
+    tree = case.tested.components.build("tree_builder", {"name": "chain"}, case.of(drafter))
     found = [drafter.kv_bytes(positions, tree) for positions in (1, 10, 40)]
-    case.subject.expect(
+    case.tested.expect(
         all(isinstance(each, int) for each in found) and 0 <= found[0] <= found[1] <= found[2],
         "kv_bytes of 1, 10 and 40 positions",
         expected="whole numbers that do not fall",
@@ -328,11 +328,11 @@ def check_compiled_passes(case: Case) -> None:
                 drafter = drafter.compiled(quiet, Pretend(), recorder)
                 drafter.prepare(drafter.block + 1)
             found = []
-            for number in (25, 26):  # a second text finds what the first one has left
-                talk = Conversation(drafter, case.text(drafter, ROWS, number=number))
+            for number in (25, 26):  # a second text has_paths what the first one has left
+                drafted = DraftedSequence(drafter, case.text(drafter, ROWS, number=number))
                 for new in (6, 1, 3, 2, 5):
-                    talk.observe(new)
-                    found += talk.round(case.subject.generator(27))
+                    drafted.observe(new)
+                    found += drafted.round(case.tested.generator(27))
             ends.append(found)
         _same_rounds(
             case,
@@ -345,7 +345,7 @@ def check_compiled_passes(case: Case) -> None:
 
 def _same_rounds(case: Case, what: str, rounds: Sequence[Sequence[DraftOutput]], fix: str) -> None:
     ours, expected = rounds
-    case.subject.expect(
+    case.tested.expect(
         len(ours) == len(expected),
         what,
         expected=f"{len(expected)} passes",

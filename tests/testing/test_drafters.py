@@ -16,9 +16,9 @@ from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.hooks import Component
 from falcon_lab.plugins.registry import Components
 from falcon_lab.sampling import Sampling
-from falcon_lab.testing import ContractError, speculating, tiny_target
-from falcon_lab.testing.conversation import Case
-from falcon_lab.testing.subject import Subject
+from falcon_lab.testing import ContractError, drafters, tiny_target
+from falcon_lab.testing.drafter_case import Case
+from falcon_lab.testing.tested import TestedComponent
 from falcon_lab.tree import TokenTree
 from generated import modules
 
@@ -42,12 +42,12 @@ Change = Callable[[Acceptance, TokenTree, Tensor, torch.Generator], Acceptance]
 
 def case(drafter: Any = Mine, change: Change | None = None) -> Case:
     """A drafter in front of an acceptance rule that does not do what it should."""
-    subject = Subject("drafter", drafter)
+    tested = TestedComponent("drafter", drafter)
     if change is not None:
         others = [c for c in load_components().components if c.name != "auto"]
         rule = Component("acceptance_rule", "auto", lambda *_: Changed(change), None, "mine", "0")
-        subject.components = Components([*others, rule])
-    return Case(subject, tiny_target(vocab=12, positions=48))
+        tested.components = Components([*others, rule])
+    return Case(tested, tiny_target(vocab=12, positions=48))
 
 
 class Changed:
@@ -80,11 +80,11 @@ def drawing(found: Acceptance, *given: Any) -> Acceptance:
 @pytest.mark.parametrize(
     ("check", "change", "said"),
     [
-        (speculating.check_greedy, first_child, "greedy text with a chain"),
-        (speculating.check_budgets, first_child, "a budget of one"),
-        (speculating.check_seeds, drawing, "the text of a seed"),
-        (speculating.check_sampled, likeliest, "the distribution of sampled text"),
-        (speculating.check_sampled, first_child, "the distribution of sampled text"),
+        (drafters.check_greedy, first_child, "greedy text with a chain"),
+        (drafters.check_budgets, first_child, "a budget of one"),
+        (drafters.check_seeds, drawing, "the text of a seed"),
+        (drafters.check_sampled, likeliest, "the distribution of sampled text"),
+        (drafters.check_sampled, first_child, "the distribution of sampled text"),
     ],
 )
 def test_a_text_that_is_not_the_targets_is_found(
@@ -96,6 +96,6 @@ def test_a_text_that_is_not_the_targets_is_found(
 
 
 def test_a_part_of_the_prompt_that_is_dropped_is_seen_in_the_rounds() -> None:
-    speculating.check_chunks(case())
+    drafters.check_chunks(case())
     with pytest.raises(ContractError, match="chunks of 3 tokens"):
-        speculating.check_chunks(case(LastPartAlone))
+        drafters.check_chunks(case(LastPartAlone))

@@ -1,6 +1,6 @@
-"""What a training row sees: inputs up to its source, of its own document, as in drafting.
+"""What the rows of a training pass depend on: inputs up to their source, of their own document.
 
-Shapes: T rows, k block.
+Shapes: B sequences, R prediction rows, T tokens, k block, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,9 +16,64 @@ from torch import Tensor
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.rows import label_rows
 from falcon_lab.interfaces import DrafterInputs, Frontier, Prediction
-from falcon_lab.testing.conversation import TOLERANCE, Case, Conversation, difference
-from falcon_lab.testing.texts import one_document, packed, random_tokens, training_inputs
-from falcon_lab.testing.training_rows import PHASES, alone, documents, logits_of, predict, table
+from falcon_lab.testing.drafter_case import TOLERANCE, Case, DraftedSequence, difference
+from falcon_lab.testing.targets import one_document, packed, random_tokens, training_inputs
+
+Rows = dict[tuple[int, int], list[Tensor]]
+"""(newest input, place in the block) of a document -> the logits ``[V]`` that were predicted."""
+
+PHASES = 12
+"""Draws of a step's randomness, so that every phase of a block is likely to occur."""
+
+
+def predict(case: Case, drafter: Any, batch: Batch, number: int = 0) -> Prediction:
+    """The training pass, without gradient; ``number`` is of its randomness."""
+    inputs = training_inputs(case.target, drafter, batch, case.tested.generator(number))
+    with torch.no_grad():
+        prediction: Prediction = drafter(inputs)
+    return prediction
+
+
+def logits_of(case: Case, prediction: Prediction) -> Tensor:
+    """``[B, R, V]``: the drafter's own, or those of the head that reads its rows."""
+    if prediction.logits is not None:
+        return prediction.logits
+    rows = prediction.features if prediction.hidden is None else prediction.hidden
+    assert rows is not None
+    if prediction.head is None:
+        return case.target.head(rows.to(case.target.dtype))
+    with torch.no_grad():
+        logits = prediction.head(rows.flatten(0, 1), prediction.slot.flatten())
+    return logits.unflatten(0, rows.shape[:2])
+
+
+def table(case: Case, batch: Batch, prediction: Prediction) -> dict[tuple[int, int], Rows]:
+    """The rows that count, by sequence and document, at their places in the document."""
+    found: dict[tuple[int, int], Rows] = {}
+    logits, valid = logits_of(case, prediction), label_rows(batch, prediction).valid
+    for sequence, row in valid.nonzero().tolist():
+        source = int(prediction.source[sequence, row])
+        document = int(batch.documents[sequence, source])
+        key = int(batch.positions[sequence, source]), int(prediction.slot[sequence, row])
+        of_one = found.setdefault((sequence, document), {})
+        of_one.setdefault(key, []).append(logits[sequence, row])
+    return found
+
+
+def alone(case: Case, drafter: Any, tokens: Tensor) -> Rows:
+    """What is predicted of a document by itself, under many draws of the randomness."""
+    batch, rows = one_document(tokens), Rows()
+    for number in range(PHASES):
+        for of_one in table(case, batch, predict(case, drafter, batch, number)).values():
+            for key, found in of_one.items():
+                rows.setdefault(key, []).extend(found)
+    return rows
+
+
+def documents(case: Case, *lengths: int, number: int = 30) -> list[Tensor]:
+    """Random documents of these lengths, ``[n]`` long each; another ``number``, other ones."""
+    generator = case.tested.generator(number)
+    return [random_tokens(case.target, length, generator) for length in lengths]
 
 
 def check_that_nothing_leaks(case: Case) -> None:
@@ -27,7 +82,7 @@ def check_that_nothing_leaks(case: Case) -> None:
     batch = packed([documents(case, 16)])
     other = packed([documents(case, 16, number=32)])
     base, changed = (
-        training_inputs(case.target, drafter, each, case.subject.generator(4))
+        training_inputs(case.target, drafter, each, case.tested.generator(4))
         for each in (batch, other)
     )
     passes = _passes(case, drafter, base)
@@ -42,7 +97,7 @@ def check_that_nothing_leaks(case: Case) -> None:
             else:  # a later pass reads the true tokens up to the one before its label
                 rows = valid & (expected.label - expected.slot - 1 <= source)
             apart = difference(logits_of(case, ours)[rows], logits_of(case, expected)[rows])
-            case.subject.expect(
+            case.tested.expect(
                 apart <= TOLERANCE,
                 f"rows whose source is {source} or older, when newer inputs change",
                 expected="the same prediction",
@@ -54,7 +109,7 @@ def check_that_nothing_leaks(case: Case) -> None:
 
 def _passes(case: Case, drafter: Any, inputs: DrafterInputs) -> list[Prediction]:
     """The training pass, and the second one of a drafter that unrolls."""
-    given = replace(inputs, generator=case.subject.generator(4))
+    given = replace(inputs, generator=case.tested.generator(4))
     with torch.no_grad():
         if drafter.unrolls:
             return list(islice(drafter.unroll(given), 2))
@@ -120,14 +175,14 @@ def _check_against_alone(
                 compared += bool(candidates)
                 for one in found if candidates else ():
                     apart = min(difference(one, other) for other in candidates)
-                    case.subject.expect(
+                    case.tested.expect(
                         apart <= TOLERANCE,
                         f"{what} (newest row {key[0]}, slot {key[1]})",
                         expected="what is predicted of it alone",
                         found=f"a difference of {apart:.2g}",
                         fix=fix,
                     )
-    case.subject.expect(
+    case.tested.expect(
         compared > 0,
         what,
         expected="some of the rows that it has alone",
@@ -139,18 +194,18 @@ def _check_against_alone(
 def check_that_training_is_drafting(case: Case) -> None:
     """A row of training is a row of drafting, with the same newest input."""
     drafter = case.fresh()
-    tokens = random_tokens(case.target, 15, case.subject.generator(35))
+    tokens = random_tokens(case.target, 15, case.tested.generator(35))
     batch, text = one_document(tokens), case.read(drafter, tokens)
     compared = 0
     for number in range(PHASES):
-        inputs = training_inputs(case.target, drafter, batch, case.subject.generator(number))
+        inputs = training_inputs(case.target, drafter, batch, case.tested.generator(number))
         with torch.no_grad():
             passes = _first_passes(drafter, inputs)
         rows = [table(case, batch, each).get((0, 0), {}) for each in passes]
         for source in sorted({source for source, _ in rows[0]}):
-            talk = Conversation(drafter, text)
-            talk.observe(source + 1)
-            for each, output in zip(rows, _true_passes(talk, len(rows)), strict=False):
+            drafted = DraftedSequence(drafter, text)
+            drafted.observe(source + 1)
+            for each, output in zip(rows, _true_passes(drafted, len(rows)), strict=False):
                 for slot, logits in enumerate(output.logits[0]):
                     for trained in each.get((source, slot), ()):
                         case.same(
@@ -162,7 +217,7 @@ def check_that_training_is_drafting(case: Case) -> None:
                             "where blocks lie",
                         )
                         compared += 1
-    case.subject.expect(
+    case.tested.expect(
         compared > 0,
         "rows of training that drafting has too",
         expected="some",
@@ -175,15 +230,15 @@ def _first_passes(drafter: Any, inputs: DrafterInputs) -> list[Prediction]:
     return list(islice(drafter.unroll(inputs), 3)) if drafter.unrolls else [drafter(inputs)]
 
 
-def _true_passes(talk: Conversation, count: int) -> Iterator[Any]:
+def _true_passes(drafted: DraftedSequence, count: int) -> Iterator[Any]:
     """Passes of a round that drafts the tokens which really follow, one block at a time."""
-    block, most = talk.drafter.block, talk.drafter.max_passes or count
+    block, most = drafted.drafter.block, drafted.drafter.max_passes or count
     frontier: Frontier | None = None
     for number in range(min(count, most)):
-        output = talk.draft(frontier)
+        output = drafted.draft(frontier)
         yield output
-        start = talk.known + 1 + number * block
-        tokens = talk.text.tokens[start : start + block]
+        start = drafted.known + 1 + number * block
+        tokens = drafted.text.tokens[start : start + block]
         if len(tokens) < block:
             return
         frontier = Frontier(tokens[None], torch.zeros(1, dtype=torch.long))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakes.statistics import chi_square as by_scipy
-from falcon_lab.testing.statistics import chi_square
+from falcon_lab.testing.reference import chi_square
 
 
 @pytest.mark.parametrize("seed", range(4))
