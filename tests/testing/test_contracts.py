@@ -13,7 +13,7 @@ from falcon_lab.testing.decoding import PROMPTS
 from falcon_lab.testing.drafter_case import Case
 from falcon_lab.testing.drafters import trees_for
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest
 
 CHECKS: dict[str, Callable[..., None]] = {
     "drafter": testing.check_drafter,
@@ -89,7 +89,7 @@ def test_every_component_passes_the_check_of_its_kind(kind: str, node: dict[str,
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
 @pytest.mark.parametrize("name", everything().names("drafter"))
 def test_every_drafter_is_lossless_on_other_families_too(name: str, family: str) -> None:
-    tested = TestedComponent("drafter", {"name": name})
+    tested = ComponentUnderTest("drafter", {"name": name})
     case = Case(tested, tiny_target(family, vocab=12, positions=48))
     for tree in trees_for(case).values():
         engine = case.engine(case.fresh(), tree=tree)

@@ -18,7 +18,7 @@ from falcon_lab.plugins.registry import Components
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing import ContractError, drafters, tiny_target
 from falcon_lab.testing.drafter_case import Case
-from falcon_lab.testing.tested import TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest
 from falcon_lab.tree import TokenTree
 from generated import modules
 
@@ -42,7 +42,7 @@ Change = Callable[[Acceptance, TokenTree, Tensor, torch.Generator], Acceptance]
 
 def case(drafter: Any = Mine, change: Change | None = None) -> Case:
     """A drafter in front of an acceptance rule that does not do what it should."""
-    tested = TestedComponent("drafter", drafter)
+    tested = ComponentUnderTest("drafter", drafter)
     if change is not None:
         others = [c for c in load_components().components if c.name != "auto"]
         rule = Component("acceptance_rule", "auto", lambda *_: Changed(change), None, "mine", "0")

@@ -1,4 +1,4 @@
-"""Does a component keep what its kind promises? One line in a plug-in's test says so.
+"""Checks that a component does what its kind requires; one line in a plug-in's test is enough.
 
     from falcon_lab.testing import check_drafter
 

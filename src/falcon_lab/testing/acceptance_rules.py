@@ -1,4 +1,4 @@
-"""What an acceptance rule promises.
+"""The check of an acceptance rule.
 
 Shapes: N tree nodes, A accepted draft tokens, P nodes of a padded path, V vocabulary.
 """
@@ -19,7 +19,7 @@ from falcon_lab.sampling import Sampling
 from falcon_lab.testing.decoding import engine, expect_greedy
 from falcon_lab.testing.reference import ReferenceDrafter, TokenTable, expect_distribution
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest, Recipe
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
 VOCABULARY = 6
@@ -30,7 +30,7 @@ PARENTS = (-1, 0, 0, 1, 1, 2, 3)
 
 
 def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
-    """See that an acceptance rule keeps its promises.
+    """Check that an acceptance rule does what its kind requires.
 
     - What it accepts is a path of the tree from the root, and a token of the vocabulary follows;
       it changes nothing that it is given, and draws from the generator alone. A temperature that
@@ -47,7 +47,7 @@ def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
     Raises:
         ContractError: it does not.
     """
-    tested = TestedComponent("acceptance_rule", rule, seed)
+    tested = ComponentUnderTest("acceptance_rule", rule, seed)
     target = tiny_target(vocab=12, positions=48)
     made = tested.build(BuildContext(target, 1))
     tested.expect(
@@ -95,8 +95,11 @@ def _fits(rule: Any, temperature: float) -> bool:
 def random_tree(
     generator: torch.Generator, proposal: str, q: Tensor | None = None, nodes: int = len(PARENTS)
 ) -> TokenTree:
-    """The first ``nodes`` of ``PARENTS``; siblings are drawn from ``q``, ``[7, V]``, of their
-    parent without replacement. Chosen ones carry the same ``log_q``, which must not count."""
+    """Make a tree of the first ``nodes`` of ``PARENTS``.
+
+    Siblings are drawn from ``q``, ``[7, V]``, of their parent without replacement. Chosen ones
+    carry the same ``log_q``, which must not count.
+    """
     if q is None:
         q = torch.randn(len(PARENTS), VOCABULARY, generator=generator).softmax(-1)
     parents = torch.tensor(PARENTS[:nodes])
@@ -112,8 +115,8 @@ def random_tree(
     return TokenTree(*tree, "sampled", torch.tensor(log_q), q, parents.clone())
 
 
-def check_paths(tested: TestedComponent, rule: Any, temperature: float) -> None:
-    """Paths, tokens, reproducibility; for many trees, down to the root alone."""
+def check_paths(tested: ComponentUnderTest, rule: Any, temperature: float) -> None:
+    """Check paths, tokens and reproducibility for many trees, down to the root alone."""
     sampling = Sampling(temperature)
     for number in range(60):
         draws = tested.generator(70 + number)
@@ -147,7 +150,7 @@ def check_paths(tested: TestedComponent, rule: Any, temperature: float) -> None:
 
 
 def with_routes(tree: TokenTree) -> TokenTree:
-    """The tree as one whose shape is known ahead of time."""
+    """Return the tree as one whose shape is known ahead of time."""
     deepest = int(tree.depth.max())
     rows = []
     for node in range(tree.nodes):
@@ -163,7 +166,7 @@ def _same(ours: Acceptance, other: Acceptance) -> bool:
     )
 
 
-def _check_path(tested: TestedComponent, tree: TokenTree, found: Acceptance) -> None:
+def _check_path(tested: ComponentUnderTest, tree: TokenTree, found: Acceptance) -> None:
     path, parents = found.path.tolist(), tree.parents.tolist()
     right = path[:1] == [0] and all(
         0 < node < tree.nodes and parents[node] == before for before, node in pairwise(path)
@@ -186,7 +189,7 @@ def _check_path(tested: TestedComponent, tree: TokenTree, found: Acceptance) -> 
 
 
 def _check_padded(
-    tested: TestedComponent,
+    tested: ComponentUnderTest,
     rule: Any,
     tree: TokenTree,
     logits: Tensor,
@@ -209,8 +212,8 @@ def _check_padded(
     )
 
 
-def check_greedy(tested: TestedComponent, rule: Any) -> None:
-    """The longest path of the target's own choices."""
+def check_greedy(tested: ComponentUnderTest, rule: Any) -> None:
+    """Check that the longest path of the target's own choices is accepted."""
     for number in range(80):
         draws = tested.generator(400 + number)
         tree = random_tree(draws, "deterministic")
@@ -237,8 +240,8 @@ def check_greedy(tested: TestedComponent, rule: Any) -> None:
         )
 
 
-def check_distribution(tested: TestedComponent, rule: Any, proposal: str) -> None:
-    """Two tokens after the root follow the target, for a fixed tree or for one drawn anew."""
+def check_distribution(tested: ComponentUnderTest, rule: Any, proposal: str) -> None:
+    """Check the distribution of two tokens after the root, for a fixed tree or one drawn anew."""
     sampling = Sampling(1.0)
     for number in range(2):
         draws = tested.generator(600 + number)
@@ -261,8 +264,8 @@ def check_distribution(tested: TestedComponent, rule: Any, proposal: str) -> Non
         )
 
 
-def check_decoding(tested: TestedComponent, target: Target) -> None:
-    """Greedy text with it."""
+def check_decoding(tested: ComponentUnderTest, target: Target) -> None:
+    """Check greedy text that is decoded with the rule."""
     drafter = ReferenceDrafter(target.vocab_size, 2)
     rule = tested.build(BuildContext.of(target, drafter))
     made = engine(target, drafter, rule=rule, components=tested.components)

@@ -1,4 +1,4 @@
-"""What a draft-length controller promises.
+"""The check of a draft-length controller.
 
 Shapes: F frontier blocks, k block, V vocabulary.
 """
@@ -16,7 +16,7 @@ from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine, expect_greedy, expect_whole
 from falcon_lab.testing.reference import ReferenceDrafter
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest, Recipe
 
 OUTCOMES = [
     RoundOutcome(drafted, nodes, accepted)
@@ -29,13 +29,13 @@ OUTCOMES = [
 
 
 def check_controller(controller: Recipe, *, seed: int = 0) -> None:
-    """See that a draft-length controller keeps its promises.
+    """Check that a draft-length controller does what its kind requires.
 
     - ``budget`` is a ``Budget`` of whole numbers, before the first round and after any outcome, a
       round without drafts among them.
     - ``keep_going`` says yes or no to any pass, and changes nothing of it.
-    - ``reset`` leaves nothing behind, and what it decides follows from what it was told.
-    - Greedy text with it is the target's own, and decoding goes on to the end.
+    - ``reset`` leaves nothing behind, and what it decides follows from the outcomes alone.
+    - Greedy text with it is the target's own, and decoding reaches the end.
 
     Args:
         controller: a YAML node, or what builds a controller from a ``BuildContext``.
@@ -44,7 +44,7 @@ def check_controller(controller: Recipe, *, seed: int = 0) -> None:
     Raises:
         ContractError: it does not.
     """
-    tested = TestedComponent("controller", controller, seed)
+    tested = ComponentUnderTest("controller", controller, seed)
     target = tiny_target(vocab=12, positions=48)
     for block in (1, 3):
         with tested.checking(f"budgets and answers for blocks of {block}"):
@@ -53,8 +53,8 @@ def check_controller(controller: Recipe, *, seed: int = 0) -> None:
             check_decoding(tested, target, block)
 
 
-def check_decisions(tested: TestedComponent, target: Target, block: int) -> None:
-    """What it decides in many rounds, once and again after ``reset``."""
+def check_decisions(tested: ComponentUnderTest, target: Target, block: int) -> None:
+    """Check what it decides in many rounds, once and again after ``reset``."""
     made = tested.build(BuildContext(target, block))
     made.reset()
     first = decisions(tested, made, block, OUTCOMES)
@@ -82,9 +82,9 @@ def check_decisions(tested: TestedComponent, target: Target, block: int) -> None
 
 
 def decisions(
-    tested: TestedComponent, made: Any, block: int, outcomes: Sequence[RoundOutcome]
+    tested: ComponentUnderTest, made: Any, block: int, outcomes: Sequence[RoundOutcome]
 ) -> list[Any]:
-    """Budgets and answers of rounds with these outcomes."""
+    """Return the budgets and answers of rounds with these outcomes."""
     found: list[Any] = []
     for number, outcome in enumerate(outcomes):
         budget = made.budget()
@@ -114,7 +114,7 @@ def decisions(
     return found
 
 
-def _check_budget(tested: TestedComponent, budget: Any, rounds: int) -> None:
+def _check_budget(tested: ComponentUnderTest, budget: Any, rounds: int) -> None:
     parts = (budget.depth, budget.nodes, budget.passes) if isinstance(budget, Budget) else (budget,)
     right = isinstance(budget, Budget) and all(
         part is None or (isinstance(part, int) and not isinstance(part, bool) and part >= 0)
@@ -129,15 +129,15 @@ def _check_budget(tested: TestedComponent, budget: Any, rounds: int) -> None:
     )
 
 
-def _output(tested: TestedComponent, block: int, number: int, blocks: int) -> DraftOutput:
-    """A pass that is sure, or not, and does not propose everything."""
+def _output(tested: ComponentUnderTest, block: int, number: int, blocks: int) -> DraftOutput:
+    """Make a pass that is sure, or not, and does not propose everything."""
     generator = tested.generator(80 + number)
     logits = (1 + number % 4) * torch.randn(blocks, block, 12, generator=generator)
     return DraftOutput(logits.masked_fill(logits < -4, -torch.inf))
 
 
-def check_decoding(tested: TestedComponent, target: Target, block: int) -> None:
-    """Greedy text with it, with a chain and with a tree that goes where it wants."""
+def check_decoding(tested: ComponentUnderTest, target: Target, block: int) -> None:
+    """Check greedy text that is decoded with it, for a chain and a dynamic tree."""
     for node in ({"name": "chain", "depth": 6}, {"name": "dynamic", "nodes": 10}):
         drafter = ReferenceDrafter(target.vocab_size, block)
         made = tested.build(BuildContext.of(target, drafter))

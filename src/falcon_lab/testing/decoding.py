@@ -24,7 +24,7 @@ from falcon_lab.plugins.registry import Components
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing.reference import UNLIKELY, chi_square, common
 from falcon_lab.testing.targets import one_document
-from falcon_lab.testing.tested import TestedComponent, built, expect
+from falcon_lab.testing.tested import ComponentUnderTest, built, expect
 
 BRANCHED = {"": 3, "0": 2, "1": 1, "00": 2, "000": 1, "001": 1}
 TREES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def build_drafter(
     seed: int = 0,
     stir: float = 0.0,
 ) -> Any:
-    """A drafter in evaluation mode, with the same random weights every time.
+    """Build a drafter in evaluation mode, with the same random weights every time.
 
     Args:
         target: what it drafts for.
@@ -64,7 +64,7 @@ def build_drafter(
 
 
 def stirred(drafter: Any, stir: float, generator: torch.Generator) -> Any:
-    """The drafter with noise in its weights, in evaluation mode; one without weights as it is."""
+    """Add noise to a drafter's weights, if it has any, and put it into evaluation mode."""
     if not isinstance(drafter, torch.nn.Module):
         return drafter
     with torch.no_grad():
@@ -84,7 +84,7 @@ def engine(
     components: Components | None = None,
     chunk: int | None = None,
 ) -> SpeculativeEngine:
-    """An engine of that drafter.
+    """Make an engine of a drafter.
 
     Args:
         target: what it drafts for.
@@ -123,15 +123,15 @@ def write(
     on_round: OnRound | None = None,
     **sampling: Any,
 ) -> Generation:
-    """A text; greedily, unless ``sampling`` (``temperature``, ``top_k``, ``top_p``) says otherwise.
+    """Decode a text, greedily unless ``sampling`` has ``temperature``, ``top_k`` or ``top_p``.
 
     Args:
-        engine: who writes.
+        engine: decodes them.
         prompt: P tokens.
         new: most tokens that follow.
         ends: tokens that end it.
         generator: of what is drawn; None is the same every time.
-        on_round: is told of every round.
+        on_round: called after every round.
         sampling: of ``Sampling``.
     """
     return engine.generate(
@@ -147,7 +147,7 @@ def write(
 def write_together(
     engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, *, rows: int = 2
 ) -> list[Generation]:
-    """Greedy texts, so many of them side by side."""
+    """Decode greedy texts in batches of ``rows``."""
     return engine.generate_batch(
         [torch.tensor(prompt) for prompt in prompts],
         batch_size=rows,
@@ -159,19 +159,19 @@ def write_together(
 
 
 def plain_text(target: Target, prompt: Sequence[int], new: int = 16, **sampling: Any) -> list[int]:
-    """What the target writes by itself."""
+    """Return the text of plain decoding."""
     return write(PlainEngine(target), prompt, new, **sampling).tokens
 
 
 def lossless_rounds(
     engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, **sampling: Any
 ) -> list[Round]:
-    """The rounds of texts that are, token for token, what the target writes by itself.
+    """Decode texts, and return their rounds if every text is that of plain decoding.
 
     Look at the rounds too: a drafter that never says anything is lossless.
 
     Args:
-        engine: who writes.
+        engine: decodes them.
         prompts: P tokens each.
         new: most tokens that follow.
         sampling: of ``Sampling``; what is left out is greedy. Drawn text is the same for trees of
@@ -189,7 +189,7 @@ def lossless_rounds(
 
 
 def expect_same(what: str, ours: Generation, plain: Generation, fix: str = "") -> None:
-    """Token for token, and with the same end.
+    """Raise unless two texts are equal token for token, and end alike.
 
     Raises:
         ContractError: it is not.
@@ -204,7 +204,7 @@ def expect_same(what: str, ours: Generation, plain: Generation, fix: str = "") -
 
 
 def accepted(rounds: Sequence[Round]) -> int:
-    """Draft tokens that were."""
+    """Count the draft tokens that were accepted."""
     return sum(done.accepted for done in rounds)
 
 
@@ -220,10 +220,10 @@ def fit(
     tokens: int = 3,
     **sampling: Any,
 ) -> float:
-    """The chance that sampled texts fit the target's own distribution as badly as these do.
+    """Return the chance that sampled texts fit the target's distribution as badly as these do.
 
     Args:
-        engine: who writes.
+        engine: decodes them.
         prompt: P tokens.
         samples: S.
         generator: of all of them.
@@ -252,7 +252,7 @@ def fit(
 
 
 def exact(target: Target, prompt: Sequence[int], sampling: Sampling, tokens: int = 3) -> Tensor:
-    """``[V] * d``: the distribution of the next d >= 2 tokens, by reading every continuation."""
+    """Return the distribution ``[V] * d`` of the next d >= 2 tokens, from every continuation."""
     size = target.vocab_size
     after = torch.cartesian_prod(*[torch.arange(size)] * (tokens - 1)).view(-1, tokens - 1)
     texts = torch.cat((torch.tensor([prompt]).expand(len(after), -1), after), 1)
@@ -275,9 +275,9 @@ SAMPLES = 100
 
 
 def expect_greedy(
-    tested: TestedComponent, target: Target, made: SpeculativeEngine, what: str
+    tested: ComponentUnderTest, target: Target, made: SpeculativeEngine, what: str
 ) -> None:
-    """Greedy text of every prompt, and texts that end inside a draft."""
+    """Check greedy text of every prompt, and texts that end inside a draft."""
     plain = PlainEngine(target)
     for prompt in PROMPTS:
         expected = write(plain, prompt)
@@ -292,9 +292,9 @@ def expect_greedy(
 
 
 def expect_whole(
-    tested: TestedComponent, target: Target, made: SpeculativeEngine, what: str
+    tested: ComponentUnderTest, target: Target, made: SpeculativeEngine, what: str
 ) -> None:
-    """Greedy text up to the last position of the target's context."""
+    """Check greedy text up to the last position of the target's context."""
     ours, plain = (
         write(each, PROMPTS[1], target.max_positions) for each in (made, PlainEngine(target))
     )
@@ -303,9 +303,9 @@ def expect_whole(
 
 
 def expect_sampled(
-    tested: TestedComponent, target: Target, made: SpeculativeEngine, what: str
+    tested: ComponentUnderTest, target: Target, made: SpeculativeEngine, what: str
 ) -> None:
-    """Sampled texts of three tokens follow the target's joint distribution."""
+    """Check that sampled texts of three tokens follow the target's joint distribution."""
     # In every family at least CELLS of the 27 texts are common then.
     sampling: dict[str, Any] = {"temperature": 2.0, "top_k": 3}
     generator = tested.generator(50)

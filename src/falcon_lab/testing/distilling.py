@@ -33,7 +33,7 @@ QUIET: dict[str, Any] = {
 
 
 def own_texts(target: Target, count: int = 8, length: int = 24) -> Tensor:
-    """``[count, length]`` long: what the target writes greedily, each after another token."""
+    """Return ``[count, length]`` long: greedy texts of the target, each from another token."""
     return torch.tensor(
         [[first, *plain_text(target, [first], length - 1)] for first in range(count)]
     )
@@ -52,7 +52,7 @@ def distillation(
     hyperparameters: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> Distillation:
-    """The module that trains a drafter.
+    """Make the module that trains a drafter.
 
     Args:
         target: the teacher.

@@ -21,7 +21,7 @@ HEAVY = ("torch", "transformers", "lightning")
 
 
 def check_distribution(folder: Path | str) -> None:
-    """See that a plug-in's distribution is as users expect one.
+    """Check that a plug-in's distribution is as users expect one.
 
     - Its entry points lead to modules with the hook, which register components.
     - Importing these modules imports none of ``HEAVY``: they are imported whenever plug-ins are
@@ -59,7 +59,7 @@ def check_distribution(folder: Path | str) -> None:
 
 
 def components_of(folder: Path | str) -> Components:
-    """The registry as if the distribution were installed, in place of an installed one of it.
+    """Return the registry as if the distribution were installed, in place of an installed one.
 
     Args:
         folder: as for ``check_distribution``.
@@ -70,7 +70,7 @@ def components_of(folder: Path | str) -> Components:
 
 
 def registered(folder: Path | str) -> list[Component]:
-    """What the distribution's entry points register, in their order."""
+    """Return what the distribution's entry points register, in their order."""
     project = _project(folder)
     name, version = project["name"], project.get("version", "0")
     modules = [point.load() for point in _entry_points(project)]
@@ -78,7 +78,7 @@ def registered(folder: Path | str) -> list[Component]:
 
 
 def heavy_imports(folder: Path | str) -> list[str]:
-    """Which of ``HEAVY`` a fresh interpreter has imported with the distribution's modules."""
+    """Return which of ``HEAVY`` a fresh interpreter imports with the distribution's modules."""
     modules = ", ".join(["sys", *(point.module for point in _entry_points(_project(folder)))])
     code = f"import {modules}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -89,7 +89,7 @@ def heavy_imports(folder: Path | str) -> list[str]:
 
 
 def missing_from_readme(folder: Path | str) -> list[str]:
-    """What the README does not say of the distribution's components.
+    """Return what the README does not say of the distribution's components.
 
     Returns:
         The name of a component that it does not mention, and the beginning "| `option` | default |"

@@ -1,4 +1,4 @@
-"""A drafter and a text, round by round: what decoding does, without a target in the loop.
+"""A drafter under test, and a sequence that it drafts for without a target in the loop.
 
 Shapes: F frontier blocks, k block, V vocabulary.
 """
@@ -15,7 +15,7 @@ from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier
 from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.targets import Text, random_tokens
-from falcon_lab.testing.tested import TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest
 
 TOLERANCE = 1e-4
 """Largest difference of two computations of the same, in the unit of the largest value."""
@@ -32,37 +32,37 @@ class Case:
         target: what it drafts for.
     """
 
-    def __init__(self, tested: TestedComponent, target: Target) -> None:
+    def __init__(self, tested: ComponentUnderTest, target: Target) -> None:
         self.tested, self.target = tested, target
         self.context = BuildContext(target)
 
     def fresh(self) -> Any:
-        """The drafter in evaluation mode; the same weights every time."""
+        """Build the drafter in evaluation mode, with the same weights every time."""
         return self.stirred(self.tested.build(self.context))
 
     def stirred(self, drafter: Any) -> Any:
-        """The drafter with other weights, in evaluation mode; one without weights as it is."""
+        """Add noise to the drafter's weights, if it has any, and put it into evaluation mode."""
         return stirred(drafter, STIRRED, self.tested.generator(1))
 
     def engine(self, drafter: Drafter, **parts: Any) -> SpeculativeEngine:
-        """An engine of that drafter, with ``parts`` as ``decoding.engine`` has them."""
+        """Make an engine of the drafter, with ``parts`` as ``decoding.engine`` has them."""
         return engine(self.target, drafter, components=self.tested.components, **parts)
 
     def text(self, drafter: Drafter, rows: int, number: int = 2) -> Text:
-        """A random text that gives so many rows."""
+        """Make a random text of so many positions and one token more."""
         tokens = random_tokens(self.target, rows + 1, self.tested.generator(number))
         return self.read(drafter, tokens)
 
     def read(self, drafter: Drafter, tokens: Tensor) -> Text:
-        """The text of ``[n + 1]`` tokens."""
+        """Let the target read ``[n + 1]`` tokens."""
         return Text.read(self.target, drafter, tokens)
 
     def of(self, drafter: Drafter) -> BuildContext:
-        """For components that are to work with the drafter."""
+        """Make the context of components that work with the drafter."""
         return BuildContext.of(self.target, drafter)
 
     def same(self, what: str, ours: Tensor, expected: Tensor, fix: str) -> None:
-        """Two computations of the same logits."""
+        """Raise unless two computations gave the same logits."""
         self.tested.expect(
             ours.shape == expected.shape,
             f"the shape of {what}",
@@ -81,7 +81,7 @@ class Case:
 
 
 def difference(ours: Tensor, expected: Tensor) -> float:
-    """The largest, in the unit of the largest value that is expected, if that is above 1."""
+    """Return the largest difference, in the unit of the largest expected value above 1."""
     if expected.numel() == 0:
         return 0.0
     if not torch.equal(ours.isfinite(), expected.isfinite()):
@@ -91,10 +91,10 @@ def difference(ours: Tensor, expected: Tensor) -> float:
 
 
 class DraftedSequence:
-    """One sequence.
+    """One sequence that a drafter drafts for.
 
     Args:
-        drafter: who is told of it.
+        drafter: observes it.
         text: the sequence.
     """
 
@@ -104,18 +104,18 @@ class DraftedSequence:
         drafter.reset(text.tokens[0].clone())
 
     def observe(self, rows: int, *, remaining: int = 0) -> None:
-        """The next rows of the text have been committed."""
+        """Commit the next positions of the text."""
         start, self.known = self.known, self.known + rows
         self.drafter.observe(self.text.observation(self.drafter, start, self.known, remaining))
 
     def draft(self, frontier: Frontier | None = None) -> DraftOutput:
-        """A pass; the root's, unless blocks are given."""
+        """Draft a pass: the root's, unless blocks are given."""
         frontier = frontier or Frontier.root(self.text.tokens.device)
         output: DraftOutput = self.drafter.draft(frontier)
         return output
 
     def round(self, generator: torch.Generator, passes: int = 3) -> list[DraftOutput]:
-        """Passes over blocks of proposed tokens, drawn at random."""
+        """Draft passes over blocks of proposed tokens, drawn at random."""
         outputs = [self.draft()]
         most = self.drafter.max_passes or passes
         while len(outputs) < min(passes, most):
@@ -127,7 +127,7 @@ class DraftedSequence:
 
 
 def expanded(output: DraftOutput, block: int, generator: torch.Generator) -> Frontier | None:
-    """Up to three different blocks below a pass; None where the drafter does not go that far."""
+    """Draw up to three different blocks below a pass; None where the drafter ends before."""
     logits = output.logits
     proposed = logits.isfinite()
     whole = proposed.any(-1).all(-1).nonzero().flatten().tolist()  # [F]

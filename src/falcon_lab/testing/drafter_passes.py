@@ -1,4 +1,4 @@
-"""What every drafter promises while drafting.
+"""The checks of every drafter while it drafts.
 
 Shapes: F frontier blocks, k block, V vocabulary.
 """
@@ -20,10 +20,14 @@ ROWS = 17
 
 
 def check_declarations(case: Case) -> None:
-    """What it says about itself."""
+    """Check the attributes and the weights of the drafter."""
     tested, drafter = case.tested, case.tested.build(case.context)
-    missing = sorted(type(drafter).__abstractmethods__)
-    missing += [name for name in ("block", "needs") if not hasattr(drafter, name)]
+    abstract = type(drafter).__abstractmethods__
+    missing = [
+        name
+        for name in ("block", "needs", "reset", "draft", "observe")
+        if name in abstract or not hasattr(drafter, name)
+    ]
     tested.expect(
         not missing,
         "the members of a Drafter",
@@ -69,7 +73,7 @@ def check_declarations(case: Case) -> None:
 
 
 def check_shapes(case: Case) -> None:
-    """Shapes and values of every pass."""
+    """Check shapes and values of every pass."""
     drafter = case.fresh()
     text = case.text(drafter, ROWS)
     drafted = DraftedSequence(drafter, text)
@@ -125,7 +129,7 @@ def _check_output(
 
 
 def check_that_inputs_stay(case: Case) -> None:
-    """What it is given belongs to others."""
+    """Check that nothing that it is given is changed in place."""
     drafter = case.fresh()
     text = case.text(drafter, ROWS)
     weights = [weight.clone() for weight in case.target.model.parameters()]
@@ -164,7 +168,7 @@ def _tensors(value: Observation | Frontier | None) -> list[Tensor]:
 
 
 def check_that_drafts_leave_no_trace(case: Case) -> None:
-    """Provisional rows are dropped by the next observation."""
+    """Check that what was drafted is dropped by the next observation."""
     ends = []
     for rounds in ((5, 6), (7, 8)):  # seeds of what is drafted in between
         drafter = case.fresh()
@@ -184,7 +188,7 @@ def check_that_drafts_leave_no_trace(case: Case) -> None:
 
 
 def check_that_drafting_is_repeatable(case: Case) -> None:
-    """The same text gives the same drafts, whatever torch's global generator does."""
+    """Check that a text gives the same drafts, whatever torch's global generator does."""
     ends = []
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
@@ -202,7 +206,7 @@ def check_that_drafting_is_repeatable(case: Case) -> None:
 
 
 def check_that_a_prompt_may_come_in_parts(case: Case) -> None:
-    """As ``Observation.remaining`` announces."""
+    """Check a prompt in parts, as ``Observation.remaining`` announces them."""
     for parts in ([3, 1, 6, 5], [1] * 15, [14, 1]):
         ends = []
         for division in (parts, [15]):
@@ -223,7 +227,7 @@ def check_that_a_prompt_may_come_in_parts(case: Case) -> None:
 
 
 def check_that_rows_may_come_in_rounds(case: Case) -> None:
-    """Cached equals uncached: k more rows a round, or all of them at once.
+    """Check that cached equals uncached: k more positions a round, or all of them at once.
 
     Only multiples of k, since where the blocks of older rows lie may follow from the rounds.
     """
@@ -249,7 +253,7 @@ def check_that_rows_may_come_in_rounds(case: Case) -> None:
 
 
 def check_that_reset_forgets(case: Case) -> None:
-    """A second text is drafted for as the first one of a new drafter."""
+    """Check that a second text is drafted for as the first one of a new drafter."""
     ends = []
     for before in (True, False):
         drafter = case.fresh()
@@ -271,7 +275,7 @@ def check_that_reset_forgets(case: Case) -> None:
 
 
 def check_that_branches_are_chains(case: Case) -> None:
-    """A block of a tree's pass is drafted for as if it were alone."""
+    """Check that a block of a tree's pass is drafted for as if it were alone."""
     drafted = _before_a_round(case)
     if (drafted.drafter.max_passes or 2) < 2:
         return
@@ -299,7 +303,7 @@ def _before_a_round(case: Case) -> DraftedSequence:
 
 
 def check_reserved_memory(case: Case) -> None:
-    """Bytes that grow with the text."""
+    """Check that the bytes it counts grow with the text."""
     drafter = case.fresh()
     tree = case.tested.components.build("tree_builder", {"name": "chain"}, case.of(drafter))
     found = [drafter.kv_bytes(positions, tree) for positions in (1, 10, 40)]
@@ -313,10 +317,10 @@ def check_reserved_memory(case: Case) -> None:
 
 
 def check_compiled_passes(case: Case) -> None:
-    """The drafts are those of the modules, as compiled passes and as graphs."""
+    """Check that compiled passes and graphs draft what the modules draft."""
 
     def quiet(line: str) -> None:
-        """What is compiled is of no interest here."""
+        """Drop the line."""
 
     if not case.fresh().compiled(quiet, Pretend()).is_compiled:
         return

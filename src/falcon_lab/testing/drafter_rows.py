@@ -27,7 +27,7 @@ PHASES = 12
 
 
 def predict(case: Case, drafter: Any, batch: Batch, number: int = 0) -> Prediction:
-    """The training pass, without gradient; ``number`` is of its randomness."""
+    """Run the training pass without gradient; ``number`` seeds its randomness."""
     inputs = training_inputs(case.target, drafter, batch, case.tested.generator(number))
     with torch.no_grad():
         prediction: Prediction = drafter(inputs)
@@ -35,7 +35,7 @@ def predict(case: Case, drafter: Any, batch: Batch, number: int = 0) -> Predicti
 
 
 def logits_of(case: Case, prediction: Prediction) -> Tensor:
-    """``[B, R, V]``: the drafter's own, or those of the head that reads its rows."""
+    """Return ``[B, R, V]``: the drafter's logits, or those of the head that reads its rows."""
     if prediction.logits is not None:
         return prediction.logits
     rows = prediction.features if prediction.hidden is None else prediction.hidden
@@ -48,7 +48,7 @@ def logits_of(case: Case, prediction: Prediction) -> Tensor:
 
 
 def table(case: Case, batch: Batch, prediction: Prediction) -> dict[tuple[int, int], Rows]:
-    """The rows that count, by sequence and document, at their places in the document."""
+    """Sort the rows that count by sequence and document, and by their places in the document."""
     found: dict[tuple[int, int], Rows] = {}
     logits, valid = logits_of(case, prediction), label_rows(batch, prediction).valid
     for sequence, row in valid.nonzero().tolist():
@@ -61,7 +61,7 @@ def table(case: Case, batch: Batch, prediction: Prediction) -> dict[tuple[int, i
 
 
 def alone(case: Case, drafter: Any, tokens: Tensor) -> Rows:
-    """What is predicted of a document by itself, under many draws of the randomness."""
+    """Return the rows of a document by itself, under many draws of the randomness."""
     batch, rows = one_document(tokens), Rows()
     for number in range(PHASES):
         for of_one in table(case, batch, predict(case, drafter, batch, number)).values():
@@ -71,13 +71,13 @@ def alone(case: Case, drafter: Any, tokens: Tensor) -> Rows:
 
 
 def documents(case: Case, *lengths: int, number: int = 30) -> list[Tensor]:
-    """Random documents of these lengths, ``[n]`` long each; another ``number``, other ones."""
+    """Make random documents of these lengths, ``[n]`` long each, seeded by ``number``."""
     generator = case.tested.generator(number)
     return [random_tokens(case.target, length, generator) for length in lengths]
 
 
 def check_that_nothing_leaks(case: Case) -> None:
-    """A row knows no input newer than its source."""
+    """Check that a row does not depend on inputs newer than its source."""
     drafter = case.fresh()
     batch = packed([documents(case, 16)])
     other = packed([documents(case, 16, number=32)])
@@ -108,7 +108,7 @@ def check_that_nothing_leaks(case: Case) -> None:
 
 
 def _passes(case: Case, drafter: Any, inputs: DrafterInputs) -> list[Prediction]:
-    """The training pass, and the second one of a drafter that unrolls."""
+    """Run the training pass, and the second one of a drafter that unrolls."""
     given = replace(inputs, generator=case.tested.generator(4))
     with torch.no_grad():
         if drafter.unrolls:
@@ -117,7 +117,7 @@ def _passes(case: Case, drafter: Any, inputs: DrafterInputs) -> list[Prediction]
 
 
 def _mixed(base: DrafterInputs, other: DrafterInputs, source: int) -> DrafterInputs:
-    """Rows up to ``source`` of one, newer ones of the other."""
+    """Take inputs up to ``source`` from one, newer ones from the other."""
 
     def mix(ours: Tensor, theirs: Tensor) -> Tensor:
         return torch.cat((ours[:, : source + 1], theirs[:, source + 1 :]), 1)
@@ -134,7 +134,7 @@ def _mixed(base: DrafterInputs, other: DrafterInputs, source: int) -> DrafterInp
 
 
 def check_that_documents_are_separate(case: Case) -> None:
-    """Packed equals alone."""
+    """Check that a packed document gives the rows that it gives alone."""
     together = documents(case, 11, 13, 9)
     _check_against_alone(
         case,
@@ -146,7 +146,7 @@ def check_that_documents_are_separate(case: Case) -> None:
 
 
 def check_that_sequences_are_separate(case: Case) -> None:
-    """B sequences are B times one."""
+    """Check that B sequences give the rows of B times one."""
     sequences = [documents(case, 14, number=33 + number) for number in range(3)]
     _check_against_alone(
         case,
@@ -192,7 +192,7 @@ def _check_against_alone(
 
 
 def check_that_training_is_drafting(case: Case) -> None:
-    """A row of training is a row of drafting, with the same newest input."""
+    """Check that a row of training is what drafting predicts from the same newest input."""
     drafter = case.fresh()
     tokens = random_tokens(case.target, 15, case.tested.generator(35))
     batch, text = one_document(tokens), case.read(drafter, tokens)
@@ -231,7 +231,7 @@ def _first_passes(drafter: Any, inputs: DrafterInputs) -> list[Prediction]:
 
 
 def _true_passes(drafted: DraftedSequence, count: int) -> Iterator[Any]:
-    """Passes of a round that drafts the tokens which really follow, one block at a time."""
+    """Draft the passes of a round along the tokens that really follow, a block at a time."""
     block, most = drafted.drafter.block, drafted.drafter.max_passes or count
     frontier: Frontier | None = None
     for number in range(min(count, most)):

@@ -26,7 +26,7 @@ from falcon_lab.testing.targets import packed, training_inputs
 
 
 def check_prediction(case: Case) -> None:
-    """Shapes, and what the rows say they are about."""
+    """Check shapes, labels, sources, slots and groups."""
     drafter = case.fresh()
     batch = packed([documents(case, 9, 12), documents(case, 9, 12, number=31)])
     prediction = predict(case, drafter, batch)
@@ -94,7 +94,7 @@ def _check_groups(case: Case, prediction: Prediction, valid: Tensor, block: int)
 
 
 def check_reproducible(case: Case) -> None:
-    """The generator's state decides a step."""
+    """Check that the generator's state decides a step."""
     drafter = case.fresh()
     batch = packed([documents(case, 20)])
     with torch.random.fork_rng(devices=[]):
@@ -108,7 +108,7 @@ def check_reproducible(case: Case) -> None:
 
 
 def check_gradients(case: Case) -> None:
-    """Every weight learns; the target does not."""
+    """Check that every weight gets a gradient and the target none."""
     tested, drafter = case.tested, case.fresh().train()
     batch = packed([documents(case, 9, 14), documents(case, 9, 14, number=31)])
     seen = predict(case, drafter, batch)
@@ -160,7 +160,7 @@ def check_gradients(case: Case) -> None:
 
 
 def check_glances(case: Case) -> None:
-    """What is not shown is not seen, and rows stay what they are."""
+    """Check that labels which are not shown do not count, and that rows stay what they are."""
     drafter = case.fresh()
     batch = packed([documents(case, 10, 14)])
 
@@ -212,7 +212,7 @@ def _reveal(case: Case, rows: Prediction, share: float, generator: torch.Generat
 
 
 def check_saved(case: Case) -> None:
-    """Saved, built anew and loaded, it drafts the same."""
+    """Check that the drafter drafts the same when it is saved, built anew and loaded."""
     drafter = case.fresh()
     components, node = case.tested.registered()
     with TemporaryDirectory() as place:

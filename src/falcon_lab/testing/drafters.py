@@ -20,13 +20,13 @@ from falcon_lab.testing.decoding import (
 )
 from falcon_lab.testing.drafter_case import Case, DraftedSequence
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest, Recipe
 
 VOCABULARY, POSITIONS = 12, 48
 
 
 def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> None:
-    """See that a drafter keeps its promises, on a tiny random target.
+    """Check that a drafter does what its kind requires, on a tiny random target.
 
     - It is a ``Drafter``, its passes have the shapes of ``DraftOutput``, and it changes nothing
       that it is given.
@@ -52,15 +52,15 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
     Raises:
         ContractError: it does not.
     """
-    tested = TestedComponent("drafter", drafter, seed)
+    tested = ComponentUnderTest("drafter", drafter, seed)
     target = tiny_target(family, vocab=VOCABULARY, positions=POSITIONS)
     case = Case(tested, target)
     with tested.checking("that it is a drafter"):
         drafter_passes.check_declarations(case)
         made = case.fresh()
     trained = [*drafter_training.CHECKS, *drafter_rows.CHECKS] if is_trainable(made) else []
-    for promise, check in [*drafter_passes.CHECKS, *trained, *CHECKS]:
-        with tested.checking(promise):
+    for what, check in [*drafter_passes.CHECKS, *trained, *CHECKS]:
+        with tested.checking(what):
             check(case)
 
 
@@ -77,7 +77,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 
 def trees_for(case: Case) -> dict[str, dict[str, Any]]:
-    """``TREES``, and for a drafter that has_paths whole paths the tree that is made of them."""
+    """Return ``TREES`` and, for a drafter that has whole paths, the tree that is made of them."""
     drafter = case.fresh()
     drafted = DraftedSequence(drafter, case.text(drafter, 4))
     drafted.observe(4)
@@ -87,7 +87,7 @@ def trees_for(case: Case) -> dict[str, dict[str, Any]]:
 
 
 def check_greedy(case: Case) -> None:
-    """Token for token, with every built-in tree that it can grow."""
+    """Check greedy text token for token, with every built-in tree that it can grow."""
     for name, tree in trees_for(case).items():
         made = case.engine(case.fresh(), tree=tree)
         expect_greedy(case.tested, case.target, made, name)
@@ -95,7 +95,7 @@ def check_greedy(case: Case) -> None:
 
 
 def check_budgets(case: Case) -> None:
-    """Rounds that may spend nothing, or little."""
+    """Check rounds that may spend nothing, or little."""
     shapes = ("a static tree", "a dynamic tree")
     for (name, limit), shape in product(LIMITS.items(), shapes):
         controller = {"name": "fixed", **limit}
@@ -107,13 +107,13 @@ def check_budgets(case: Case) -> None:
 
 
 def check_chunks(case: Case) -> None:
-    """A prompt that is read in chunks gives the same drafts."""
+    """Check that a prompt which is read in chunks gives the same drafts."""
     rounds = []
     for chunk in (3, 100):
         drafted: list[list[int]] = []
 
-        def keep(*said: Any, drafted: list[list[int]] = drafted) -> None:
-            if (tree := said[2]) is not None:
+        def keep(*given: Any, drafted: list[list[int]] = drafted) -> None:
+            if (tree := given[2]) is not None:
                 drafted.append(tree.tokens.tolist())
 
         made = case.engine(case.fresh(), chunk=chunk)
@@ -129,7 +129,7 @@ def check_chunks(case: Case) -> None:
 
 
 def check_seeds(case: Case) -> None:
-    """Candidates that were chosen, not drawn: a seed gives the text that it gives plainly."""
+    """Check that with chosen candidates a seed gives the text that plain decoding gives."""
     for seed, (name, tree) in product(range(2), TREES.items()):
         made = case.engine(case.fresh(), tree=tree)
         ours, plain = (
@@ -145,14 +145,14 @@ def check_seeds(case: Case) -> None:
 
 
 def check_sampled(case: Case) -> None:
-    """Candidates that were drawn: the target's distribution."""
+    """Check that with drawn candidates the text follows the target's distribution."""
     tree = {"name": "chain", "depth": 3, "proposal": "sampled"}
     made = case.engine(case.fresh(), tree=tree)
     expect_sampled(case.tested, case.target, made, "a sampled chain")
 
 
 def check_batches(case: Case) -> None:
-    """A row of a batch is drafted for as if it were alone."""
+    """Check that a sequence of a batch is drafted for as if it were alone."""
     made = case.engine(case.fresh(), tree=TREES["a static tree"])
     together = write_together(made, PROMPTS, 12)
     for prompt, ours in zip(PROMPTS, together, strict=True):

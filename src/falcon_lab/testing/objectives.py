@@ -1,4 +1,4 @@
-"""What an objective promises.
+"""The check of an objective.
 
 Shapes: R' rows, V vocabulary, H hidden.
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, LabelledRows
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest, Recipe
 
 ROWS, VOCABULARY, HIDDEN = 12, 10, 8
 
 
 def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None:
-    """See that an objective keeps its promises.
+    """Check that an objective does what its kind requires.
 
     - Its terms are named as its ``weights``, one number a row, without nan even for rows that are
       very sure or have no token; no rows give no numbers.
@@ -38,7 +38,7 @@ def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None
     Raises:
         ContractError: it does not.
     """
-    tested = TestedComponent("objective", objective, seed)
+    tested = ComponentUnderTest("objective", objective, seed)
     target = tiny_target(vocab=VOCABULARY, hidden=HIDDEN)
     made = tested.build(BuildContext(target, block))
     weights = getattr(made, "weights", None)
@@ -50,19 +50,19 @@ def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None
         fix="name at least one term",
     )
     rows = random_rows(tested, block)
-    for promise, check in (
+    for what, check in (
         ("its terms", check_terms),
         ("that rows are separate", check_parts),
         ("gradients", check_gradients),
         ("rows at the edges", check_edges),
         ("a drafter without features", check_without_features),
     ):
-        with tested.checking(promise):
+        with tested.checking(what):
             check(tested, made, rows)
 
 
-def random_rows(tested: TestedComponent, block: int, *, scale: float = 1.5) -> LabelledRows:
-    """Rows of a student that knows a little of its teacher."""
+def random_rows(tested: ComponentUnderTest, block: int, *, scale: float = 1.5) -> LabelledRows:
+    """Make rows of a student beside those of its teacher."""
     generator = tested.generator(90)
 
     def draw(width: int) -> Tensor:
@@ -74,7 +74,7 @@ def random_rows(tested: TestedComponent, block: int, *, scale: float = 1.5) -> L
     return LabelledRows(*parts, tokens, tested.generator(91), torch.arange(ROWS) % block)
 
 
-def _terms(tested: TestedComponent, objective: Any, rows: LabelledRows) -> dict[str, Tensor]:
+def _terms(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> dict[str, Tensor]:
     terms: dict[str, Tensor] = objective(rows)
     names = sorted(objective.weights)
     tested.expect(
@@ -103,12 +103,12 @@ def _terms(tested: TestedComponent, objective: Any, rows: LabelledRows) -> dict[
     return terms
 
 
-def _again(rows: LabelledRows, tested: TestedComponent) -> LabelledRows:
+def _again(rows: LabelledRows, tested: ComponentUnderTest) -> LabelledRows:
     return replace(rows, generator=tested.generator(91))
 
 
-def check_terms(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
-    """Names, shapes and reproducibility; what is given stays."""
+def check_terms(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> None:
+    """Check names, shapes and reproducibility, and that nothing given is changed."""
     before = {name: _cloned(getattr(rows, name)) for name in rows.__dataclass_fields__}
     first = _terms(tested, objective, _again(rows, tested))
     second = _terms(tested, objective, _again(rows, tested))
@@ -146,8 +146,8 @@ def _part(rows: LabelledRows, part: slice) -> LabelledRows:
     return replace(rows, **tensors)
 
 
-def check_parts(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
-    """The rows of a step come in as many calls as their logits have room for."""
+def check_parts(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> None:
+    """Check the terms in parts: the rows of a step come in as many calls as memory allows."""
     whole = _terms(tested, objective, _again(rows, tested))
     again = _again(rows, tested)  # its generator goes on from part to part
     parts = [
@@ -166,7 +166,7 @@ def check_parts(tested: TestedComponent, objective: Any, rows: LabelledRows) -> 
 
 
 def _expect_equal(
-    tested: TestedComponent,
+    tested: ComponentUnderTest,
     what: str,
     found: dict[str, Tensor],
     expected: dict[str, Tensor],
@@ -183,8 +183,8 @@ def _expect_equal(
         )
 
 
-def check_gradients(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
-    """Of the weighted sum, to the student's features and logits."""
+def check_gradients(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> None:
+    """Check the gradients of the weighted sum with respect to the student's rows."""
     assert rows.student_features is not None
     student = rows.student_features.clone().requires_grad_()
     logits = rows.student_logits.clone().requires_grad_()
@@ -210,8 +210,8 @@ def check_gradients(tested: TestedComponent, objective: Any, rows: LabelledRows)
     )
 
 
-def check_edges(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
-    """No rows; rows that are very sure; a student that is its teacher; no tokens at all."""
+def check_edges(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> None:
+    """Check no rows, very sure rows, a student that is its teacher, and no tokens at all."""
     same = replace(rows, student_features=rows.teacher_features, student_logits=rows.teacher_logits)
     sure = replace(
         rows,
@@ -234,8 +234,8 @@ def check_edges(tested: TestedComponent, objective: Any, rows: LabelledRows) -> 
         )
 
 
-def check_without_features(tested: TestedComponent, objective: Any, rows: LabelledRows) -> None:
-    """A drafter that predicts tokens alone."""
+def check_without_features(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> None:
+    """Check the terms of a drafter that predicts tokens alone."""
     try:
         _terms(tested, objective, replace(_again(rows, tested), student_features=None))
     except FalconLabError as error:

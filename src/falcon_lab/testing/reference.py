@@ -21,7 +21,7 @@ from falcon_lab.interfaces import (
     RoundContext,
 )
 from falcon_lab.sampling import Sampling
-from falcon_lab.testing.tested import TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest
 from falcon_lab.tree import TokenTree
 
 Tokens = tuple[int, ...]
@@ -30,15 +30,15 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogits:
-    """What is said at every node.
+    """Logits that follow from the node at which a block is expanded.
 
     Attributes:
         vocabulary: V.
         block: k.
-        seed: of what it says.
-        unproposed: share of the tokens that it does not propose.
-        rows: rows of a block that it speaks about, at most k.
-        has_paths: it has whole paths too (``DraftOutput.paths``).
+        seed: of the logits.
+        unproposed: share of the tokens that are not proposed.
+        rows: tokens of a block that have logits, at most k.
+        has_paths: there are whole paths too (``DraftOutput.paths``).
     """
 
     vocabulary: int
@@ -49,7 +49,7 @@ class ReferenceLogits:
     has_paths: bool = False
 
     def paths(self) -> list[list[int]] | None:
-        """Whole paths below the root, some of which begin alike."""
+        """Make whole paths below the root, some of which begin alike."""
         if not self.has_paths:
             return None
         generator = torch.Generator().manual_seed(self.seed)
@@ -59,11 +59,11 @@ class ReferenceLogits:
         return [row[: 1 + number].tolist() for number, row in enumerate(tokens, start=1)]
 
     def output(self, nodes: Sequence[Tokens]) -> DraftOutput:
-        """A pass over blocks at these nodes."""
+        """Make the output of a pass over blocks at these nodes."""
         return DraftOutput(torch.stack([self.logits(at) for at in nodes]), paths=self.paths())
 
     def logits(self, node: Tokens) -> Tensor:
-        """``[rows, V]`` of the block at a node."""
+        """Return the logits ``[rows, V]`` of the block at a node."""
         place = 0
         for token in node:
             place = place * (self.vocabulary + 1) + token + 1
@@ -76,12 +76,12 @@ class ReferenceLogits:
 
 @dataclass(slots=True)
 class DraftRound:
-    """A round.
+    """A round of drafting.
 
     Attributes:
         context: that it began with.
         expanded: for every pass, the nodes whose blocks it expanded.
-        tree: that came out of it; None when the builder was misled.
+        tree: the tree; None when a frontier was wrong.
         problem: what was wrong with a frontier; empty when nothing was.
     """
 
@@ -94,7 +94,7 @@ class DraftRound:
 def grow(
     builder: Any, source: ReferenceLogits, context: RoundContext, passes: int = 99
 ) -> DraftRound:
-    """A round of a tree builder; it is broken off after so many passes, as a controller does."""
+    """Run a round of a tree builder, ended after so many passes as a controller ends it."""
     done = DraftRound(context)
     frontier = builder.start(context)
     while frontier is not None and len(done.expanded) < passes:
@@ -109,7 +109,7 @@ def grow(
 
 
 def _problem(frontier: Frontier, expanded: list[list[Tokens]], block: int) -> str:
-    """What is wrong with a frontier."""
+    """Return what is wrong with a frontier, or nothing."""
     tokens, parents = list(frontier.tokens.shape), frontier.parents.tolist()
     if not expanded:
         right = tokens == [1, 0] and parents == [-1]
@@ -137,7 +137,7 @@ class ReferenceDrafter(Drafter):
     Args:
         vocabulary: V.
         block: k.
-        has_paths: it has whole paths too.
+        has_paths: there are whole paths too.
     """
 
     needs: frozenset[str] = frozenset()
@@ -149,14 +149,14 @@ class ReferenceDrafter(Drafter):
         self._passes = 0
 
     def reset(self, first: Tensor) -> None:
-        """Begin to count."""
+        """Count passes from 0."""
         self._passes = 0
 
     def observe(self, observation: Observation) -> None:
-        """Learns nothing."""
+        """Ignore it."""
 
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """``[F, k, V]`` random logits, of which a third is not proposed."""
+        """Draft ``[F, k, V]`` random logits; a third of the tokens is not proposed."""
         self._passes += 1
         source = ReferenceLogits(
             self._vocabulary, self.block, self._passes, unproposed=0.3, has_paths=self._has_paths
@@ -176,18 +176,18 @@ class TokenTable:
         self.table = 1.5 * torch.randn(vocabulary, vocabulary, generator=generator)
 
     def logits(self, tree: TokenTree) -> Tensor:
-        """``[N, V]``: after every node."""
+        """Return the logits ``[N, V]`` after every node."""
         return self.table[tree.tokens]
 
     def exact(self, root: int, sampling: Sampling) -> Tensor:
-        """``[V, V]``: the distribution of the two tokens after the root."""
+        """Return the distribution ``[V, V]`` of the two tokens after the root."""
         p = sampling.probabilities(self.table.double()).double()
         return p[root][:, None] * p
 
     def text(
         self, tree: TokenTree, found: Acceptance, sampling: Sampling, generator: torch.Generator
     ) -> list[int]:
-        """The two tokens after the root, of a round and, if need be, drawn after it."""
+        """Return the two tokens after the root, of a round and, if need be, drawn after it."""
         tokens = [*tree.tokens[found.path[1:]].tolist(), int(found.next_token)]
         if len(tokens) < 2:
             tokens.append(int(sampling.draw(self.table[tokens[-1]], generator)))
@@ -195,9 +195,9 @@ class TokenTable:
 
 
 def expect_distribution(
-    tested: TestedComponent, what: str, texts: Tensor, exact: Tensor, fix: str
+    tested: ComponentUnderTest, what: str, texts: Tensor, exact: Tensor, fix: str
 ) -> None:
-    """``[S, d]`` tokens follow the exact distribution ``[V] * d``."""
+    """Raise unless ``[S, d]`` tokens follow the exact distribution ``[V] * d``."""
     chance = chi_square(texts, exact)
     found = torch.zeros_like(exact)
     found.index_put_(tuple(texts.T), torch.ones(len(texts)).to(exact), accumulate=True)
@@ -221,12 +221,12 @@ OFTEN = 5
 
 
 def common(exact: Tensor, samples: int) -> Tensor:
-    """Which cells of ``[V] * d`` count by themselves, of so many samples."""
+    """Tell which cells of ``[V] * d`` count by themselves, of so many samples."""
     return exact.double() / exact.double().sum() * samples >= OFTEN
 
 
 def chi_square(outcomes: Tensor, exact: Tensor) -> float:
-    """p-value of ``[S, d]`` tokens against their exact joint distribution, ``[V] * d``.
+    """Return the p-value of ``[S, d]`` tokens against their exact distribution, ``[V] * d``.
 
     Cells with fewer than ``OFTEN`` expected outcomes are merged; an impossible outcome gives 0.
     """

@@ -1,4 +1,4 @@
-"""What a glancing schedule promises.
+"""The check of a glancing schedule.
 
 Shapes: B batch, R prediction rows.
 """
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from falcon_lab.interfaces import BuildContext, GlanceRows, GlancingSchedule
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest, Recipe
 
 DRAWS = 64
 """Glances whose mean is compared with λ·d."""
 
 
 def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
-    """See that a glancing schedule keeps its promises, for blocks of one, two and four.
+    """Check that a glancing schedule does what its kind requires, for blocks of one, two and four.
 
     - ``token_source`` and ``keep_revealed_in_loss`` are what the training reads.
     - The ratio λ lies in [0, 1] all through the training.
@@ -35,7 +35,7 @@ def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
     Raises:
         ContractError: it does not.
     """
-    tested = TestedComponent("schedule", schedule, seed)
+    tested = ComponentUnderTest("schedule", schedule, seed)
     target = tiny_target()
     for block in (1, 2, 4):
         made = tested.build(BuildContext(target, block))
@@ -46,8 +46,8 @@ def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
                 check_glances(tested, made, rows, number)
 
 
-def check_declarations(tested: TestedComponent, schedule: Any) -> None:
-    """What training reads of it."""
+def check_declarations(tested: ComponentUnderTest, schedule: Any) -> None:
+    """Check the attributes that training reads."""
     source = getattr(schedule, "token_source", None)
     tested.expect(
         source in ("target", "data"),
@@ -66,8 +66,8 @@ def check_declarations(tested: TestedComponent, schedule: Any) -> None:
     )
 
 
-def check_ratios(tested: TestedComponent, schedule: Any) -> None:
-    """λ from the first step to the last."""
+def check_ratios(tested: ComponentUnderTest, schedule: Any) -> None:
+    """Check λ from the first step to the last."""
     for step in range(21):
         ratio = schedule.ratio(step / 20)
         tested.expect(
@@ -79,8 +79,8 @@ def check_ratios(tested: TestedComponent, schedule: Any) -> None:
         )
 
 
-def random_rows(tested: TestedComponent, block: int) -> list[GlanceRows]:
-    """Three sequences of blocks each: some wrong, all wrong, none wrong, none that counts."""
+def random_rows(tested: ComponentUnderTest, block: int) -> list[GlanceRows]:
+    """Make blocks of three sequences each: some wrong, all wrong, none wrong, none that counts."""
     generator = tested.generator(95)
     count = 12
     slot = torch.arange(block).repeat(count).expand(3, -1)
@@ -97,8 +97,8 @@ def random_rows(tested: TestedComponent, block: int) -> list[GlanceRows]:
     return [GlanceRows(wrong & counts, counts, slot, group, block) for wrong, counts in found]
 
 
-def check_glances(tested: TestedComponent, schedule: Any, rows: GlanceRows, number: int) -> None:
-    """Many glances at the same rows."""
+def check_glances(tested: ComponentUnderTest, schedule: Any, rows: GlanceRows, number: int) -> None:
+    """Check many glances at the same rows."""
     wrong = rows.wrong.sum(1)
     before = [_clone(rows, name) for name in ("wrong", "valid", "slot", "group")]
     for ratio in (0.0, 0.3, 1.0):
@@ -138,7 +138,7 @@ def check_glances(tested: TestedComponent, schedule: Any, rows: GlanceRows, numb
     )
 
 
-def _check_counts(tested: TestedComponent, schedule: GlancingSchedule, rows: GlanceRows) -> None:
+def _check_counts(tested: ComponentUnderTest, schedule: GlancingSchedule, rows: GlanceRows) -> None:
     counts = schedule.counts(rows)
     tested.expect(
         counts.dtype == torch.bool
@@ -157,7 +157,7 @@ def _clone(rows: GlanceRows, name: str) -> Tensor:
 
 
 def _reveal(
-    tested: TestedComponent, schedule: Any, rows: GlanceRows, ratio: float, number: int
+    tested: ComponentUnderTest, schedule: Any, rows: GlanceRows, ratio: float, number: int
 ) -> Tensor:
     shown, again = (schedule.reveal(rows, ratio, tested.generator(700 + number)) for _ in range(2))
     tested.expect(

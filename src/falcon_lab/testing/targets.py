@@ -34,10 +34,10 @@ FAMILIES: tuple[str, ...] = (
 )
 
 WINDOW = 6
-"""Of the families with sliding windows; shorter than the sequences that tests use."""
+"""Window of the families that have one; shorter than the sequences that tests use."""
 
 POSITIONS = 256
-"""Of a tiny model, unless it is asked for others."""
+"""Positions of a tiny model, unless others are given."""
 
 
 def tiny_config(
@@ -48,7 +48,7 @@ def tiny_config(
     layers: int = 2,
     positions: int = POSITIONS,
 ) -> Any:
-    """The configuration of a tiny model: 4 heads, grouped queries where the family has them."""
+    """Return a tiny model's configuration: 4 heads, grouped queries where the family has them."""
     shared = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -88,7 +88,7 @@ def tiny_config(
 
 
 def tiny_model(family: str, *, seed: int = 0, **shape: int) -> PreTrainedModel:
-    """A random float32 model in evaluation mode. Its weights are large, so that logits differ."""
+    """Make a random float32 model in evaluation mode, with large weights so that logits differ."""
     config = tiny_config(family, **shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -100,7 +100,7 @@ def tiny_model(family: str, *, seed: int = 0, **shape: int) -> PreTrainedModel:
 
 
 def tiny_tokenizer(vocab: int = 64) -> PreTrainedTokenizerFast:
-    """One token per character: id 0 is ``<eos>`` (and padding), id 1 ``<unk>``, then characters."""
+    """Make a tokenizer: id 0 is ``<eos>`` (and padding), id 1 ``<unk>``, then characters."""
     others = (chr(code) for code in range(0xA1, 0xA1 + vocab))
     common = " \n" + string.ascii_lowercase + string.digits + ".,:;'()=+-*/_"
     characters = dict.fromkeys([*common, *string.ascii_uppercase, *string.punctuation, *others])
@@ -117,7 +117,7 @@ def tiny_tokenizer(vocab: int = 64) -> PreTrainedTokenizerFast:
 def tiny_target(
     family: str = "llama", *, attention: str = "sdpa", vocab: int = 64, **shape: int
 ) -> Target:
-    """A target in memory.
+    """Make a target in memory.
 
     Args:
         family: one of ``FAMILIES``.
@@ -132,7 +132,7 @@ def tiny_target(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """n + 1 tokens, and what the target made of them.
+    """n + 1 tokens, and the hidden states that the target has for them.
 
     Attributes:
         tokens: ``[n + 1]`` long.
@@ -146,14 +146,14 @@ class Text:
 
     @classmethod
     def read(cls, target: Target, drafter: Drafter, tokens: Tensor) -> Text:
-        """The text of ``[n + 1]`` tokens, as that drafter wants it read."""
+        """Let the target read ``[n + 1]`` tokens, tapped as the drafter needs it."""
         features, taps = read(target.tapped(drafter.taps), one_document(tokens))
         return cls(tokens, features[0], None if taps is None else taps[0])
 
     def observation(
         self, drafter: Drafter, start: int, stop: int, remaining: int = 0
     ) -> Observation:
-        """Rows ``start`` to ``stop`` of it."""
+        """Make the observation of positions ``start`` to ``stop``."""
         return Observation(
             self.tokens[start + 1 : stop + 1].clone(),
             self.features[start:stop].clone() if "features" in drafter.needs else None,
@@ -163,17 +163,17 @@ class Text:
 
 
 def random_tokens(target: Target, count: int, generator: torch.Generator) -> Tensor:
-    """``[count]`` long, none of which ends a text."""
+    """Draw ``[count]`` tokens, none of which ends a text."""
     return torch.randint(1, target.vocab_size, (count,), generator=generator)
 
 
 def one_document(tokens: Tensor) -> Batch:
-    """A batch of ``[T]`` tokens alone."""
+    """Make a batch of ``[T]`` tokens alone."""
     return packed([[tokens]])
 
 
 def packed(sequences: Sequence[Sequence[Tensor]]) -> Batch:
-    """A batch of sequences of documents; all sequences are equally long."""
+    """Make a batch of sequences of documents; all sequences are equally long."""
     lengths = [[len(document) for document in documents] for documents in sequences]
     tokens = torch.stack([torch.cat(list(documents)) for documents in sequences])
     numbers = [torch.cat([torch.full((n,), i) for i, n in enumerate(of_one)]) for of_one in lengths]
@@ -183,7 +183,7 @@ def packed(sequences: Sequence[Sequence[Tensor]]) -> Batch:
 
 
 def read(target: Target, batch: Batch) -> tuple[Tensor, Tensor | None]:
-    """Features ``[B, T, H]`` of a batch and, of a target that is tapped, ``[B, T, L, H]``."""
+    """Return features ``[B, T, H]`` of a batch and, of a tapped target, ``[B, T, L, H]``."""
     rows = batch.tokens, batch.documents, batch.positions
     if not target.taps:
         return target.teacher(*rows), None
@@ -193,6 +193,6 @@ def read(target: Target, batch: Batch) -> tuple[Tensor, Tensor | None]:
 def training_inputs(
     target: Target, drafter: Drafter, batch: Batch, generator: torch.Generator
 ) -> DrafterInputs:
-    """What a drafter is trained on, without noise."""
+    """Make what a drafter is trained on, without noise."""
     features, taps = read(target.tapped(drafter.taps), batch)
     return drafter_inputs(batch, features, 0.0, (generator, generator), taps)

@@ -1,4 +1,4 @@
-"""The component under test, and what is said when it breaks a promise."""
+"""The component under test, and the error that says what it does not do."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Recipe = Mapping[str, Any] | Callable[[BuildContext], Any]
 
 
 class ContractError(FalconLabError, AssertionError):
-    """A component breaks a promise of its kind."""
+    """A component does not do what its kind requires."""
 
 
 def expect(holds: object, what: str, *, expected: Any, found: Any, fix: str) -> None:
-    """As ``TestedComponent.expect``, of anything."""
+    """Raise unless something holds, as ``ComponentUnderTest.expect`` does."""
     if not bool(holds):
         raise ContractError(f"{what}: expected {expected}, found {found}; {fix}")
 
@@ -36,12 +36,12 @@ def built(
     context: BuildContext,
     components: Components | None = None,
 ) -> Any:
-    """A component that is given as an object, as a YAML node, or not at all.
+    """Return a component that is given as an object, as a YAML node, or not at all.
 
     Args:
-        kind: as ``components.KINDS`` has it.
+        kind: one of ``plugins.hooks.KINDS``.
         given: an object is taken as it is, a node built.
-        default: name of the one that None nodes for.
+        default: name of the one that None stands for.
         context: that it is built with.
         components: know the node; None are the installed ones.
     """
@@ -51,11 +51,11 @@ def built(
     return (components or load_components()).build(kind, node, context)
 
 
-class TestedComponent:
+class ComponentUnderTest:
     """A component under test.
 
     Args:
-        kind: as ``components.KINDS`` has it.
+        kind: one of ``plugins.hooks.KINDS``.
         recipe: how it is built.
         seed: of its weights, and of whatever a check draws.
     """
@@ -73,14 +73,14 @@ class TestedComponent:
         return f"{self.kind} {self.name!r}"
 
     def build(self, context: BuildContext) -> Any:
-        """The component, with the same random weights every time."""
+        """Build the component, with the same random weights every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             components, node = self.registered()
             return components.build(self.kind, node, context)
 
     def registered(self) -> tuple[Components, dict[str, Any]]:
-        """A registry that knows the component, and its node there."""
+        """Return a registry that knows the component, and its node there."""
         if isinstance(self.recipe, Mapping):
             return self.components, dict(self.recipe)
         recipe = self.recipe
@@ -110,16 +110,16 @@ class TestedComponent:
         expect(holds, f"{self}: {what}", expected=expected, found=found, fix=fix)
 
     @contextmanager
-    def checking(self, promise: str) -> Iterator[None]:
-        """What is being checked, which any other error is told with."""
+    def checking(self, what: str) -> Iterator[None]:
+        """Note in any other error what was being checked."""
         try:
             yield
         except ContractError:
             raise
         except Exception as error:
-            error.add_note(f"falcon_lab.testing: {self}, checking {promise}")
+            error.add_note(f"falcon_lab.testing: {self}, checking {what}")
             raise
 
     def generator(self, number: int = 0) -> torch.Generator:
-        """A source of numbers of its own for each ``number``."""
+        """Make a generator of its own for each ``number``."""
         return torch.Generator().manual_seed(1000 * self.seed + number)

@@ -28,7 +28,7 @@ from falcon_lab.testing.reference import (
     grow,
 )
 from falcon_lab.testing.targets import tiny_target
-from falcon_lab.testing.tested import Recipe, TestedComponent
+from falcon_lab.testing.tested import ComponentUnderTest, Recipe
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
 VOCABULARY = 12
@@ -43,7 +43,7 @@ SOURCES: tuple[dict[str, Any], ...] = ({}, {"unproposed": 0.6}, {"unproposed": 1
 def check_tree_builder(
     builder: Recipe, *, blocks: Sequence[int] = (1, 2, 3), seed: int = 0
 ) -> None:
-    """See that a tree builder keeps its promises, with drafters of several block sizes.
+    """Check that a tree builder does what its kind requires, with drafters of several block sizes.
 
     - Its frontiers are what ``Frontier`` says, and its trees what ``TokenTree`` says: the root
       first, parents before children, no token twice among siblings, nothing that the drafter does
@@ -63,7 +63,7 @@ def check_tree_builder(
     Raises:
         ContractError: it does not.
     """
-    tested = TestedComponent("tree_builder", builder, seed)
+    tested = ComponentUnderTest("tree_builder", builder, seed)
     target = tiny_target(vocab=VOCABULARY, positions=48)
     for block in blocks:
         has_paths = needs_paths(tested, target, block)
@@ -78,9 +78,9 @@ def check_tree_builder(
 
 
 def check_limits(
-    tested: TestedComponent, target: Target, block: int, *, has_paths: bool = False
+    tested: ComponentUnderTest, target: Target, block: int, *, has_paths: bool = False
 ) -> None:
-    """``max_depth``, ``max_nodes`` and what a drafter reaches."""
+    """Check ``max_depth``, ``max_nodes`` and what a drafter reaches."""
     for passes in (None, 1, 2):
         made = tested.build(BuildContext(target, block, passes))
         limits = made.max_depth, made.max_nodes
@@ -101,8 +101,8 @@ def check_limits(
         )
 
 
-def needs_paths(tested: TestedComponent, target: Target, block: int) -> bool:
-    """Whether it makes its trees of whole paths: without them it refuses a pass, and says so."""
+def needs_paths(tested: ComponentUnderTest, target: Target, block: int) -> bool:
+    """Whether its trees are made of whole paths: without them it refuses a pass by an error."""
     made = tested.build(BuildContext(target, block))
     context = RoundContext(torch.tensor(ROOT), Budget(), Sampling(), tested.generator())
     try:
@@ -113,9 +113,9 @@ def needs_paths(tested: TestedComponent, target: Target, block: int) -> bool:
 
 
 def check_rounds(
-    tested: TestedComponent, target: Target, block: int, *, has_paths: bool = False
+    tested: ComponentUnderTest, target: Target, block: int, *, has_paths: bool = False
 ) -> None:
-    """Every tree of rounds of all kinds."""
+    """Check every tree of rounds of all kinds."""
     made = tested.build(BuildContext(target, block))
     for number, (options, budget, temperature) in enumerate(_rounds(made, block)):
         source = ReferenceLogits(
@@ -150,7 +150,7 @@ def _rounds(made: Any, block: int) -> Iterator[tuple[dict[str, Any], Budget, flo
 
 
 def _round(
-    tested: TestedComponent,
+    tested: ComponentUnderTest,
     made: Any,
     source: ReferenceLogits,
     budget: Budget,
@@ -178,7 +178,11 @@ def _round(
 
 
 def _check_budget(
-    tested: TestedComponent, made: Any, done: DraftRound, tree: TokenTree, source: ReferenceLogits
+    tested: ComponentUnderTest,
+    made: Any,
+    done: DraftRound,
+    tree: TokenTree,
+    source: ReferenceLogits,
 ) -> None:
     budget, deepest = done.context.budget, int(tree.depth.max())
     limits = [
@@ -201,8 +205,8 @@ def _check_budget(
         )
 
 
-def check_sampled(tested: TestedComponent, target: Target, block: int) -> None:
-    """The distributions that a sampled tree carries are those that it was drawn from."""
+def check_sampled(tested: ComponentUnderTest, target: Target, block: int) -> None:
+    """Check that a sampled tree carries the distributions that it was drawn from."""
     made = tested.build(BuildContext(target, block))
     source = ReferenceLogits(VOCABULARY, block, tested.seed)
     tokens = TokenTable(VOCABULARY, tested.generator(60))
@@ -228,9 +232,9 @@ def check_sampled(tested: TestedComponent, target: Target, block: int) -> None:
 
 
 def check_decoding(
-    tested: TestedComponent, target: Target, block: int, *, has_paths: bool = False
+    tested: ComponentUnderTest, target: Target, block: int, *, has_paths: bool = False
 ) -> None:
-    """Greedy text with a drafter that is sometimes right."""
+    """Check greedy text that is decoded with the builder."""
     drafter = ReferenceDrafter(target.vocab_size, block, has_paths=has_paths)
     tree = tested.build(BuildContext.of(target, drafter))
     made = engine(target, drafter, tree=tree, components=tested.components)
@@ -238,8 +242,8 @@ def check_decoding(
     expect_whole(tested, target, made, f"its trees and blocks of {block}")
 
 
-def check_tree(tested: TestedComponent, tree: TokenTree, vocabulary: int) -> None:
-    """What holds for every ``TokenTree`` by itself."""
+def check_tree(tested: ComponentUnderTest, tree: TokenTree, vocabulary: int) -> None:
+    """Check what holds for every ``TokenTree`` by itself."""
     parents, count = tree.parents.tolist(), tree.nodes
     _check_parts(tested, tree, vocabulary)
     tested.expect(
@@ -286,7 +290,7 @@ def check_tree(tested: TestedComponent, tree: TokenTree, vocabulary: int) -> Non
         )
 
 
-def _check_parts(tested: TestedComponent, tree: TokenTree, vocabulary: int) -> None:
+def _check_parts(tested: ComponentUnderTest, tree: TokenTree, vocabulary: int) -> None:
     count = tree.nodes
     shapes = {"tokens": [count], "parents": [count], "depth": [count], "log_q": [count]}
     shapes["ancestors"] = [count, count]
@@ -309,9 +313,9 @@ def _check_parts(tested: TestedComponent, tree: TokenTree, vocabulary: int) -> N
 
 
 def check_nodes(
-    tested: TestedComponent, done: DraftRound, tree: TokenTree, source: ReferenceLogits
+    tested: ComponentUnderTest, done: DraftRound, tree: TokenTree, source: ReferenceLogits
 ) -> None:
-    """Root, proposal and log-probabilities, against what the drafter said."""
+    """Check root, proposal and log-probabilities against the drafter's logits."""
     sampling = done.context.sampling
     tested.expect(
         int(tree.tokens[0]) == int(done.context.root),
@@ -335,7 +339,7 @@ def check_nodes(
             _check_node(tested, done, tree, source, node, path)
 
 
-def _check_found(tested: TestedComponent, source: ReferenceLogits, path: Tokens) -> None:
+def _check_found(tested: ComponentUnderTest, source: ReferenceLogits, path: Tokens) -> None:
     paths = source.paths() or []
     tested.expect(
         any(tuple(found[: len(path)]) == path for found in paths),
@@ -347,7 +351,7 @@ def _check_found(tested: TestedComponent, source: ReferenceLogits, path: Tokens)
 
 
 def _check_node(
-    tested: TestedComponent,
+    tested: ComponentUnderTest,
     done: DraftRound,
     tree: TokenTree,
     source: ReferenceLogits,
@@ -387,8 +391,8 @@ def _check_node(
     )
 
 
-def _check_q(tested: TestedComponent, tree: TokenTree, node: int) -> Tensor:
-    """``[V]``: the distribution that a node was drawn from."""
+def _check_q(tested: ComponentUnderTest, tree: TokenTree, node: int) -> Tensor:
+    """Check and return the distribution ``[V]`` that a node was drawn from."""
     tested.expect(
         tree.q is not None and tree.q_row is not None,
         "a tree with proposal 'sampled'",
