@@ -7,7 +7,7 @@ from typing import Any
 
 from falcon_lab.measure.records import Record
 from falcon_lab.studies.compare.budgets import NodeBudget
-from falcon_lab.studies.compare.contestants import Cell
+from falcon_lab.studies.compare.drafters import EngineKey
 from falcon_lab.studies.compare.measuring import Measured
 from measuring import HEADER, TARGET, row
 from tiny_models import save_tiny
@@ -70,11 +70,11 @@ def measured(temperature: float = 0.0) -> Measured:
     walls = [4.0, 8.0]
     identical = True if temperature == 0 else None
     cells = {
-        Cell("fast", "chain-2", 0): rows("a", [1.0, 2.0], [2, 2, 0], identical=identical),
-        Cell("fast", "chain-2", 1): rows("b", [2.0, 4.0], [2, 0, 0, 0], identical=identical),
-        Cell("slow", "chain-2", 0): rows("c", walls, [0, 0, 0, 0, 0, 0], identical=identical),
+        EngineKey("fast", "chain-2", 0): rows("a", [1.0, 2.0], [2, 2, 0], identical=identical),
+        EngineKey("fast", "chain-2", 1): rows("b", [2.0, 4.0], [2, 0, 0, 0], identical=identical),
+        EngineKey("slow", "chain-2", 0): rows("c", walls, [0, 0, 0, 0, 0, 0], identical=identical),
     }
-    cells[Cell("slow", "chain-2", 1)] = cells[Cell("slow", "chain-2", 0)]
+    cells[EngineKey("slow", "chain-2", 1)] = cells[EngineKey("slow", "chain-2", 0)]
     return Measured(
         temperature,
         rows("plain", walls, [0] * 6, depth=0),
@@ -120,10 +120,10 @@ def results(*found: Measured, **changes: Any) -> dict[str, Any]:
         "hardware": HEADER["hardware"],
         "git": None,
         "target": TARGET,
-        "protocol": {"prompts": 2, "repeats": 1, "warmup": 1, "yardsticks": 2, "rows": {}},
+        "protocol": {"prompts": 2, "repeats": 1, "warmup": 1, "baselines": 2, "rows": {}},
         "left_out": {},
         "heads": heads,
-        "plain": [figures.yardstick(m) for m in found],
+        "plain": [figures.plain(m) for m in found],
         "rows": [r for m in found for r in figures.rows(m)],
         "pairs": [p for m in found for p in figures.pairs(m)],
         "paper": None,

@@ -8,7 +8,7 @@ import pytest
 from falcon_lab.config.load import load_experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import engines
-from falcon_lab.measure.engines import Methods, build_methods, label
+from falcon_lab.measure.engines import Methods, Setup, label
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from saved_models import save_untrained
@@ -38,7 +38,7 @@ def methods(
 ) -> Methods:
     rows = [f"evaluation.methods.{row}.{override}" for override in overrides]
     experiment = load_experiment(None, ["tree.depth=5", *rows], components=components)
-    return build_methods(experiment, target, components, trained)
+    return Setup(experiment, target, components).methods(trained)
 
 
 def test_a_row_takes_what_it_leaves_out_from_the_experiment(
@@ -72,7 +72,7 @@ def test_it_is_told_whether_a_drafter_is_compiled(
     monkeypatch.setattr(engines, "prepare", lambda engine: None)  # that would take a minute
     wanted = [f"decoding.compile={asked}", "evaluation.methods.tree.optional=false"]
     experiment = load_experiment(None, wanted, components=components)
-    found = build_methods(experiment, target, components, saved)
+    found = Setup(experiment, target, components).methods(saved)
     assert found.provenance["tree"]["drafter"]["compiled"] is (asked == "drafter")
 
 
@@ -122,5 +122,5 @@ def test_an_engine_runs_as_the_section_decoding_says(
 ) -> None:
     overrides = ["evaluation.methods.row.optional=false", "decoding.prefill_chunk=7"]
     experiment = load_experiment(None, overrides, components=components)
-    engines = build_methods(experiment, target, components, saved).engines
+    engines = Setup(experiment, target, components).methods(saved).engines
     assert engines["row"].decoding.prefill_chunk == 7

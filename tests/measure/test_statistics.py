@@ -8,9 +8,11 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from falcon_lab.measure import statistics
+from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.measure.statistics import (
     Interval,
     compare,
+    fastest_method,
     paired_ratio,
     resampled,
     speedup,
@@ -206,3 +208,30 @@ def width_of(found: Interval) -> float:
     assert found.low is not None
     assert found.high is not None
     return found.high - found.low
+
+
+def answering(name: str, seconds: list[float]) -> list[Record]:
+    def turn(wall: float) -> Answer:
+        return Answer(3, [1, 2], "", "length", Times(wall), RoundColumns())
+
+    return [Record(name, str(n), "", [turn(s)], [s]) for n, s in enumerate(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([0.5, 0.4, 0.5, 0.6], "other"),  # faster on every prompt
+        ([0.1, 1.3, 0.9, 1.2], "tuned"),  # faster by chance
+        ([2.0, 2.0, 2.0, 2.0], "tuned"),
+    ],
+)
+def test_a_method_may_be_chosen_unless_another_is_clearly_faster(
+    other: list[float], expected: str
+) -> None:
+    records = {"tuned": answering("tuned", [1.0] * 4), "other": answering("other", other)}
+    assert fastest_method(records, unless_clearly="tuned") == expected
+
+
+def test_the_fastest_method_has_the_most_tokens_a_second() -> None:
+    records = {"slow": answering("slow", [1.0, 2.0]), "fast": answering("fast", [2.0, 0.5])}
+    assert fastest_method(records) == "fast"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from falcon_lab.config.schema import Experiment
 from falcon_lab.measure.results import build_results
+from falcon_lab.model.loading import resolve_device
 from falcon_lab.studies import evaluate as stage
 from measuring import EXPERIMENT, HEADER, TARGET, measurement, prompt
 
@@ -28,11 +29,12 @@ def test_the_device_of_the_evaluation(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert stage.resolve_device(name) == torch.device(expected)
+    assert resolve_device(name) == torch.device(expected)
 
 
 def test_without_a_speculative_method_no_tree_is_drawn() -> None:
-    assert stage.drawn_trees(Experiment(), {}, prompt("p", "a"), None) == []
+    nothing: Any = None
+    assert stage.drawn_trees(nothing, {}, prompt("p", "a"), None) == []
 
 
 def test_every_methods_answers_are_written(tmp_path: Path) -> None:

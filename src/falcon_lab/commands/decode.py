@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from falcon_lab.decoding.generation import Generation
     from falcon_lab.decoding.stopping import StopCondition
     from falcon_lab.interfaces import Acceptance
-    from falcon_lab.model.target import Target
+    from falcon_lab.measure.engines import Setup
     from falcon_lab.tree import TokenTree
 
 engine_settings = settings("target", "tree", "temperature", "max_new_tokens", "seed")
@@ -106,27 +106,15 @@ def generate(
     if not text.strip():
         raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
 
-    import torch
-
-    from falcon_lab.decoding.plain import PlainEngine
     from falcon_lab.measure.conversation import EncodedPrompt
-    from falcon_lab.measure.engines import sampling_of, stop_of
 
-    target = load(experiment)
-    drafting = speculative(experiment, target, drafter, overrides)
-    engine = drafting or PlainEngine(target, decoding=experiment.decoding)
+    setup = load(experiment)
+    target = setup.target
+    engine = speculative(setup, drafter, overrides) or setup.plain()
     chat = bool(getattr(target.tokenizer, "chat_template", None))
     encoded = EncodedPrompt("prompt", "", (text,), target.tokenizer, chat, target.device)
-    stop = stop_of(experiment, target)
-    stream = Stream(stop, color=wants_color(no_color))
-    generation = engine.generate(
-        encoded.tokens([]),
-        max_new_tokens=experiment.evaluation.max_new_tokens,
-        sampling=sampling_of(experiment),
-        generator=torch.Generator(target.device).manual_seed(experiment.evaluation.seed),
-        stop=stop,
-        on_round=stream.on_round,
-    )
+    stream = Stream(setup.stop, color=wants_color(no_color))
+    generation = setup.answer(engine, encoded, on_round=stream.on_round)
     stream.finish()
     progress(summary(generation, generation.seconds.total - stream.seconds))
     if not engine.lossless:
@@ -165,17 +153,15 @@ def check(
     experiment = decoding_experiment(drafter, overrides_of(options, overrides))
 
     from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
-    from falcon_lab.decoding.plain import PlainEngine
-    from falcon_lab.measure.engines import prompts_of, sampling_of, stop_of
 
-    target = load(experiment)
-    engine = speculative(experiment, target, drafter, overrides)
+    setup = load(experiment)
+    engine = speculative(setup, drafter, overrides)
     if engine is None:
         raise FalconLabError("name the drafter to check: --drafter DIR or drafter.name=NAME")
-    config, plain = experiment.evaluation, PlainEngine(target, decoding=experiment.decoding)
+    config, plain, target = experiment.evaluation, setup.plain(), setup.target
     config.prompts.limit = prompts
-    tokens = [prompt.tokens([]) for prompt in prompts_of(experiment, target)]
-    stop, sampling = stop_of(experiment, target), sampling_of(experiment)
+    tokens = [prompt.tokens([]) for prompt in setup.prompts()]
+    stop, sampling = setup.stop, setup.sampling
     greedy = greedy_equality(plain, engine, tokens, max_new_tokens=config.max_new_tokens, stop=stop)
     click.echo(greedy.verdict)
     if not greedy.passed and str(target.dtype) not in EXACT:
@@ -200,29 +186,26 @@ def check(
     click.get_current_context().exit(0 if lossless else 1)
 
 
-def load(experiment: Experiment) -> Target:
-    """Return the experiment's target on its device."""
-    from falcon_lab.decoding.compiling import choose_target
+def load(experiment: Experiment) -> Setup:
+    """Load the experiment's target, trained first where it is built in."""
+    from falcon_lab.measure.engines import Setup
+    from falcon_lab.plugins.discovery import load_components
     from falcon_lab.pretraining.target import ensure_target
 
-    target: Target = ensure_target(experiment.target, progress)
-    return choose_target(target, experiment.decoding, progress)
+    target = ensure_target(experiment.target, progress)
+    return Setup.of(experiment, target, load_components(), progress)
 
 
 def speculative(
-    experiment: Experiment, target: Target, drafter: Path | None, overrides: Sequence[str]
+    setup: Setup, drafter: Path | None, overrides: Sequence[str]
 ) -> SpeculativeEngine | None:
     """Return the engine of the saved drafter, or of the one that the overrides name, if any."""
-    from falcon_lab.measure.engines import Methods, add_method
-    from falcon_lab.plugins.discovery import load_components
+    from falcon_lab.measure.engines import Methods
 
     if drafter is None and not names_a_drafter(overrides):
         return None
     config = MethodConfig(
-        drafter=None if drafter else experiment.drafter,
+        drafter=None if drafter else setup.experiment.drafter,
         drafter_path=str(drafter) if drafter else None,
     )
-    methods = Methods()
-    nowhere = Path()  # no run has trained anything here
-    add_method(methods, "it", config, experiment, target, load_components(), nowhere)
-    return methods.engines["it"]
+    return setup.add(Methods(), "it", config)

@@ -1,27 +1,36 @@
-"""From a row of ``evaluation.methods`` to an engine that decodes."""
+"""Assemble engines from an experiment, and let them answer: once for all studies."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.schema import Experiment, MethodConfig, Node
-from falcon_lab.decoding.compiling import choose_drafter, prepare
+import torch
+
+from falcon_lab.config.load import to_plain
+from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig, Node
+from falcon_lab.decoding.compiling import choose_drafter, choose_target, prepare
 from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, read_config
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, BuildContext, Drafter
+from falcon_lab.measure import provenance
 from falcon_lab.measure.conversation import EncodedPrompt, encode_prompts
-from falcon_lab.measure.metrics import NextLogits
+from falcon_lab.measure.journal import Journal
+from falcon_lab.measure.measurement import Engine, Measurement, measure
 from falcon_lab.measure.prompts import load_prompts
+from falcon_lab.measure.results import build_results
+from falcon_lab.model.loading import resolve_device
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import torch_threads
 
 if TYPE_CHECKING:
+    from falcon_lab.decoding.generation import Generation
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
 
@@ -37,7 +46,7 @@ KINDS = {
 
 @dataclass
 class Methods:
-    """The engines of an evaluation.
+    """Holds the engines of a measurement that draft, and what is said about them.
 
     Attributes:
         engines: method -> engine, in the order of the configuration.
@@ -52,112 +61,258 @@ class Methods:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def build_methods(
-    experiment: Experiment,
-    target: Target,
-    components: Components,
-    trained: Path,
-    announce: Announce = log.info,
-) -> Methods:
-    """Every method of the experiment; ``trained`` is the folder of the run's own drafter.
+@dataclass(frozen=True)
+class Setup:
+    """Assembles the engines of an experiment, and lets them answer and be measured.
 
-    Raises:
-        FalconLabError: a part that is not there, unless its method is optional.
-    """
-    methods = Methods()
-    for name, config in experiment.evaluation.methods.items():
-        try:
-            add_method(methods, name, config, experiment, target, components, trained, announce)
-        except FalconLabError as error:
-            if not config.optional:
-                raise
-            methods.left_out[name] = str(error)
-    return methods
-
-
-def add_method(
-    methods: Methods,
-    name: str,
-    config: MethodConfig,
-    experiment: Experiment,
-    target: Target,
-    components: Components,
-    trained: Path,
-    announce: Announce = log.info,
-) -> None:
-    """Build one method's engine and write down what it is made of."""
-    drafter, node = drafter_of(config, target, components, trained)
-    nodes: dict[str, Node] = {
-        "tree": config.tree or experiment.tree,
-        "acceptance": config.acceptance or experiment.acceptance,
-        "controller": config.controller or experiment.controller,
-    }
-    drafting = choose_drafter(drafter, experiment.decoding, announce)
-    methods.engines[name] = engine_of(drafting, nodes, experiment, target, components)
-    methods.provenance[name] = provenance_of(drafting, node, nodes, components)
-    methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
-
-
-def provenance_of(
-    drafter: Drafter, node: Node, nodes: Mapping[str, Node], components: Components
-) -> dict[str, Any]:
-    """Kind of component -> name, distribution and version; the drafter's also whether it is
-    compiled.
-
-    Args:
-        drafter: the object.
-        node: its own.
-        nodes: of tree, acceptance and controller.
-        components: the registry.
-    """
-    made = components.provenance("drafter", node)
-    return {"drafter": {**made, "compiled": drafter.is_compiled}} | {
-        key: components.provenance(KINDS[key], nodes[key]) for key in KINDS
-    }
-
-
-def engine_of(
-    drafter: Drafter,
-    nodes: Mapping[str, Node],
-    experiment: Experiment,
-    target: Target,
-    components: Components,
-) -> SpeculativeEngine:
-    """The engine of a drafter, compiled where ``decoding.compile`` asks for it.
-
-    Args:
-        drafter: one that is there; several engines may share it.
-        nodes: ``tree``, ``acceptance`` and ``controller``.
-        experiment: says how to decode.
-        target: verifies.
+    Attributes:
+        experiment: says how.
+        target: verifies; as it decodes, on its device and compiled where that is asked for.
         components: builds the parts.
+        announce: takes one line for the user at a time.
     """
-    context = BuildContext.of(target, drafter)
-    built = {key: components.build(KINDS[key], nodes[key], context) for key in KINDS}
-    engine = SpeculativeEngine(
-        target,
-        drafter,
-        built["tree"],
-        built["acceptance"],
-        built["controller"],
-        decoding=experiment.decoding,
-    )
-    if experiment.decoding.compile != "none":
-        with torch_threads(experiment.evaluation.threads):
-            prepare(engine)
-    return engine
+
+    experiment: Experiment
+    target: Target
+    components: Components
+    announce: Announce = log.info
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        target: Target,
+        components: Components,
+        announce: Callable[[str], None],
+    ) -> Setup:
+        """Bring the target to its device and compile it, as the experiment asks."""
+        target = target.to(resolve_device(experiment.target.device))
+        target = choose_target(target, experiment.decoding, announce)
+        return cls(experiment, target, components, announce)
+
+    @property
+    def stop(self) -> StopCondition:
+        """Return what ends a text."""
+        stops = self.experiment.evaluation.stop
+        return StopCondition(self.target.eos_ids, stops, self.target.tokenizer)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Return how tokens are drawn."""
+        return sampling_of(self.experiment.evaluation)
+
+    # --- engines --------------------------------------------------------------------------------
+
+    def plain(self) -> PlainEngine:
+        """Return plain decoding."""
+        return PlainEngine(self.target, decoding=self.experiment.decoding)
+
+    def drafter(self, config: MethodConfig, trained: Path = Path()) -> tuple[Drafter, Node]:
+        """Build or load the drafter of a method.
+
+        Args:
+            config: of the method.
+            trained: folder of the run's own drafter.
+
+        Returns:
+            The drafter, compiled where that is asked for, and the node that describes it.
+
+        Raises:
+            FalconLabError: it is not there, or was trained for another target.
+        """
+        node = config.drafter
+        if node is not None:
+            drafter = self.components.build("drafter", node, BuildContext(host=self.target))
+        else:
+            folder = Path(config.drafter_path) if config.drafter_path else trained
+            drafter = load_drafter(folder, self.target, self.components)
+            node = read_config(folder)["drafter"]
+        return choose_drafter(drafter, self.experiment.decoding, self.announce), node
+
+    def engine(self, drafter: Drafter, nodes: Mapping[str, Node]) -> SpeculativeEngine:
+        """Build the engine of a drafter, compiled where ``decoding.compile`` asks for it.
+
+        Args:
+            drafter: one that is there; several engines may share it.
+            nodes: ``tree``, ``acceptance`` and ``controller``.
+        """
+        context = BuildContext.of(self.target, drafter)
+        parts = (self.components.build(KINDS[key], nodes[key], context) for key in KINDS)
+        decoding = self.experiment.decoding
+        engine = SpeculativeEngine(self.target, drafter, *parts, decoding=decoding)
+        if decoding.compile != "none":
+            with torch_threads(self.experiment.evaluation.threads):
+                prepare(engine)
+        return engine
+
+    def methods(self, trained: Path = Path()) -> Methods:
+        """Build every method of the experiment.
+
+        Args:
+            trained: folder of the run's own drafter.
+
+        Raises:
+            FalconLabError: a part is not there, and its method is not optional.
+        """
+        methods = Methods()
+        for name, config in self.experiment.evaluation.methods.items():
+            try:
+                self.add(methods, name, config, trained)
+            except FalconLabError as error:
+                if not config.optional:
+                    raise
+                methods.left_out[name] = str(error)
+        return methods
+
+    def add(
+        self, methods: Methods, name: str, config: MethodConfig, trained: Path = Path()
+    ) -> SpeculativeEngine:
+        """Build one method's engine, and write down what it is made of."""
+        drafter, node = self.drafter(config, trained)
+        nodes = {key: getattr(config, key) or getattr(self.experiment, key) for key in KINDS}
+        methods.engines[name] = self.engine(drafter, nodes)
+        methods.provenance[name] = self.provenance(drafter, node, nodes)
+        methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
+        return methods.engines[name]
+
+    def provenance(self, drafter: Drafter, node: Node, nodes: Mapping[str, Node]) -> dict[str, Any]:
+        """Return kind of component -> name, distribution and version.
+
+        Args:
+            drafter: the object; whether it is compiled is said too.
+            node: its own.
+            nodes: of tree, acceptance and controller.
+        """
+        made = self.components.provenance("drafter", node)
+        return {"drafter": {**made, "compiled": drafter.is_compiled}} | {
+            key: self.components.provenance(KINDS[key], nodes[key]) for key in KINDS
+        }
+
+    # --- prompts and answers --------------------------------------------------------------------
+
+    def prompts(self) -> list[EncodedPrompt]:
+        """Return the prompts of the measurement, ready to be decoded.
+
+        Raises:
+            FalconLabError: there is no such set of prompts, or nothing in it.
+        """
+        return self._prompts(self.experiment.evaluation)
+
+    def _prompts(self, evaluation: EvaluationConfig) -> list[EncodedPrompt]:
+        prompts = load_prompts(
+            evaluation.prompts,
+            corpus=self.experiment.data.corpus,
+            tokenizer=self.target.tokenizer,
+            seed=self.experiment.data.seed,
+        )
+        return encode_prompts(prompts, self.target.tokenizer, device=self.target.device)
+
+    def other_prompts(
+        self, source: str, limit: int, measured: Sequence[EncodedPrompt]
+    ) -> list[EncodedPrompt]:
+        """Return prompts to choose trees on, none of which is measured on.
+
+        Args:
+            source: the set, as ``evaluation.prompts.name``.
+            limit: most of them.
+            measured: those of the measurement.
+
+        Raises:
+            FalconLabError: some of them are measured on, or there is no such set.
+        """
+        evaluation = self.experiment.evaluation
+        wanted = replace(evaluation.prompts, name=source, limit=limit, texts=[])
+        found = self._prompts(replace(evaluation, prompts=wanted))
+        taken = {prompt.turns[0] for prompt in measured}
+        if shared := [prompt.id for prompt in found if prompt.turns[0] in taken]:
+            raise FalconLabError(
+                f"prompts of {source}: {shared[0]} is among the prompts that the trees are then "
+                "measured on; a tree must not be chosen on them: choose another set to tune on, or "
+                "another one in evaluation.prompts"
+            )
+        return found
+
+    def answer(
+        self,
+        engine: Any,
+        prompt: EncodedPrompt,
+        *,
+        tokens: int | None = None,
+        config: EvaluationConfig | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Let an engine answer the first turn of a prompt once, outside a measurement.
+
+        Args:
+            engine: answers.
+            prompt: what to.
+            tokens: most new ones, where that is fewer than usual.
+            config: lengths, sampling and seed; None takes the experiment's.
+            **options: further arguments of ``engine.generate``.
+        """
+        config = config or self.experiment.evaluation
+        limit = config.max_new_tokens
+        answered: Generation = engine.generate(
+            prompt.tokens([]),
+            max_new_tokens=limit if tokens is None else min(limit, tokens),
+            sampling=sampling_of(config),
+            generator=torch.Generator(self.target.device).manual_seed(config.seed),
+            stop=self.stop,
+            **options,
+        )
+        return answered
+
+    def measure(
+        self,
+        engines: Mapping[str, Engine],
+        prompts: Sequence[EncodedPrompt],
+        config: EvaluationConfig | None = None,
+        *,
+        hf: Engine | None = None,
+        journal: Journal | None = None,
+    ) -> Measurement:
+        """Measure engines as the experiment says; see ``measurement.measure``."""
+        return measure(
+            engines,
+            prompts,
+            config or self.experiment.evaluation,
+            stop=self.stop,
+            hf=hf,
+            logits=lambda tokens: self.target.prefill(
+                tokens, self.target.new_cache(len(tokens))
+            ).logits[-1],
+            journal=journal,
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Return what the results' file begins with; ask before measuring."""
+        return provenance.header(self.target, threads=self.experiment.evaluation.threads)
+
+    def results(
+        self,
+        measurement: Measurement,
+        methods: Methods,
+        header: Mapping[str, Any],
+        *,
+        quality: Mapping[str, Any] | None = None,
+        headline: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the content of ``results.json``; see ``results.build_results``."""
+        return build_results(
+            measurement,
+            experiment=to_plain(self.experiment),
+            target=provenance.target_of(self.target, quality),
+            header=header,
+            components=methods.provenance,
+            labels=methods.labels,
+            left_out=methods.left_out,
+            headline=headline,
+        )
 
 
-def drafter_of(
-    config: MethodConfig, target: Target, components: Components, trained: Path
-) -> tuple[Drafter, Node]:
-    """The drafter of a method and the node that describes it."""
-    if config.drafter is not None:
-        context = BuildContext(host=target)
-        return components.build("drafter", config.drafter, context), config.drafter
-    folder = Path(config.drafter_path) if config.drafter_path else trained
-    drafter = load_drafter(folder, target, components)
-    return drafter, read_config(folder)["drafter"]
+def sampling_of(config: EvaluationConfig) -> Sampling:
+    """Return how tokens are drawn."""
+    return Sampling(config.temperature, config.top_k, config.top_p)
 
 
 def label(
@@ -166,7 +321,7 @@ def label(
     tree: Mapping[str, Any],
     controller: Mapping[str, Any] | None = None,
 ) -> str:
-    """A method in a few words."""
+    """Describe a method in a few words."""
     parts = [node["name"], f"k={block}", f"{tree['name']} {_shape(tree)}".rstrip()]
     if controller is not None and controller["name"] != "fixed":
         parts.append(f"{controller['name']} {controller.get('threshold', '')}".rstrip())
@@ -178,66 +333,3 @@ def _shape(tree: Mapping[str, Any]) -> str:
         return tree["template"] if isinstance(tree["template"], str) else "own template"
     nodes = [f"{tree['nodes']} nodes"] if tree.get("nodes") is not None else []
     return " ".join(nodes + ([f"depth {tree['depth']}"] if tree.get("depth") is not None else []))
-
-
-def prompts_of(experiment: Experiment, target: Target) -> list[EncodedPrompt]:
-    """What is asked, ready to be decoded.
-
-    Raises:
-        FalconLabError: there is no such set of prompts, or nothing in it.
-    """
-    prompts = load_prompts(
-        experiment.evaluation.prompts,
-        corpus=experiment.data.corpus,
-        tokenizer=target.tokenizer,
-        seed=experiment.data.seed,
-    )
-    return encode_prompts(prompts, target.tokenizer, device=target.device)
-
-
-def other_prompts(
-    experiment: Experiment,
-    target: Target,
-    source: str,
-    limit: int,
-    measured: Sequence[EncodedPrompt],
-) -> list[EncodedPrompt]:
-    """Prompts to choose trees on, none of which is measured on.
-
-    Args:
-        experiment: says how prompts are made.
-        target: encodes them.
-        source: the set, as ``evaluation.prompts.name``.
-        limit: most of them.
-        measured: those of the measurement.
-
-    Raises:
-        FalconLabError: some of them are measured on, or there is no such set.
-    """
-    asked = replace(experiment.evaluation.prompts, name=source, limit=limit, texts=[])
-    evaluation = replace(experiment.evaluation, prompts=asked)
-    found = prompts_of(replace(experiment, evaluation=evaluation), target)
-    taken = {prompt.turns[0] for prompt in measured}
-    if shared := [prompt.id for prompt in found if prompt.turns[0] in taken]:
-        raise FalconLabError(
-            f"prompts of {source}: {shared[0]} is among the prompts that the trees are then "
-            "measured on; a tree must not be chosen on them: choose another set to tune on, or "
-            "another one in evaluation.prompts"
-        )
-    return found
-
-
-def next_logits(target: Target) -> NextLogits:
-    """The target's logits of what follows a sequence, read from the start."""
-    return lambda tokens: target.prefill(tokens, target.new_cache(len(tokens))).logits[-1]
-
-
-def stop_of(experiment: Experiment, target: Target) -> StopCondition:
-    """What ends a text."""
-    return StopCondition(target.eos_ids, experiment.evaluation.stop, target.tokenizer)
-
-
-def sampling_of(experiment: Experiment) -> Sampling:
-    """How tokens are drawn."""
-    config = experiment.evaluation
-    return Sampling(config.temperature, config.top_k, config.top_p)

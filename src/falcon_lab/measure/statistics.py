@@ -5,13 +5,13 @@ Shapes: M figures, S training seeds, P prompts, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from falcon_lab.measure.records import Record
+from falcon_lab.measure.records import Record, tokens_per_second
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -149,6 +149,23 @@ def compare(method: Sequence[Record], than: Sequence[Record], *, seed: int = 0) 
     """Compare two methods: one is faster only if the whole interval lies above 1."""
     interval = speedup(than, method, seed=seed)
     return Comparison(method[0].method, than[0].method, interval, interval.above_one)
+
+
+def fastest_method(
+    records: Mapping[str, Sequence[Record]], *, unless_clearly: str | None = None
+) -> str:
+    """Choose the method with the most tokens a second.
+
+    Args:
+        records: method -> its records of the same prompts.
+        unless_clearly: is chosen unless another one is clearly faster: a guard against taking what
+            was lucky on a few prompts.
+    """
+    speed = {name: tokens_per_second(of) for name, of in records.items()}
+    if (base := unless_clearly) is not None:
+        clearly = [name for name in records if compare(records[name], records[base]).faster]
+        speed = {name: speed[name] for name in clearly or [base]}
+    return max(speed, key=lambda name: speed[name])
 
 
 def pair(base: Sequence[Record], other: Sequence[Record]) -> list[tuple[Record, Record]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from comparisons import measured
+from falcon_lab.measure.records import tokens_per_second
 from falcon_lab.studies.compare import figures
-from falcon_lab.studies.compare.measuring import merged, rate
+from falcon_lab.studies.compare.measuring import merged
 from measuring import row
 
 
@@ -63,4 +64,4 @@ def test_plain_decoding_counts_with_the_turn_whose_time_is_the_median() -> None:
 
 def test_a_rate_is_that_of_all_prompts_together() -> None:
     both = [row("x", wall=1.0, tokens=[1] * 3), row("x", wall=3.0, tokens=[1] * 5)]
-    assert rate(both) == pytest.approx(2.0)
+    assert tokens_per_second(both) == pytest.approx(2.0)

@@ -78,7 +78,7 @@ def test_who_is_ahead_is_shown_with_its_interval() -> None:
 
 def test_a_lossy_head_is_labelled_wherever_it_is_named() -> None:
     found = measured()
-    lossy = replace(found, lossless={c: c.head != "fast" for c in found.rows})
+    lossy = replace(found, lossless={c: c.head != "fast" for c in found.records})
     shown = results(lossy)
     assert line_of("fast", format_comparison(shown)).startswith("fast (lossy)")
     assert "fast (lossy)" in headline(shown)

@@ -143,7 +143,7 @@ def test_the_schema_tells_every_key_and_no_other(recipe: Path, results: dict[str
 
 
 def test_plain_decoding_takes_a_turn_for_every_head(results: dict[str, Any]) -> None:
-    assert results["protocol"]["yardsticks"] == 3
+    assert results["protocol"]["baselines"] == 3
     journal = list(read_lines(Path(results["protocol"]["rows"]["0"])))
     methods = [r["method"] for r in journal if "turns" in r and r["prompt"] == journal[1]["prompt"]]
     assert [m for m in methods if m.startswith("plain")] == [

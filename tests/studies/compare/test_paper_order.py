@@ -12,7 +12,7 @@ from comparisons import measured, results
 from falcon_lab.errors import ConfigError
 from falcon_lab.measure.statistics import Interval
 from falcon_lab.studies.compare.config import ComparisonConfig, PaperConfig
-from falcon_lab.studies.compare.paper import check_paper, held_against
+from falcon_lab.studies.compare.paper import check_paper, compare_with_published
 from falcon_lab.studies.compare.report import format_comparison, render
 from running import refused
 
@@ -34,7 +34,7 @@ def ratio(metric: str, first: tuple[str, str], second: tuple[str, str]) -> Inter
 
 def verdicts(*columns: dict[str, float]) -> tuple[dict[str, str], str]:
     paper = PaperConfig(published={"speedup": {str(n): c for n, c in enumerate(columns)}})
-    [found] = held_against(paper, ours, ratio)["metrics"]
+    [found] = compare_with_published(paper, ours, ratio)["metrics"]
     pairs = {f"{p['above']} > {p['below']}": p["verdict"] for p in found["pairs"]}
     return pairs, found["verdict"]
 
@@ -80,7 +80,7 @@ def test_a_row_may_name_its_budget_and_has_the_papers_without() -> None:
     def noting(metric: str, head: str, budget: str) -> None:
         asked.append((head, budget))
 
-    held_against(paper, noting, ratio)
+    compare_with_published(paper, noting, ratio)
     assert asked == [("a", "own"), ("b", "chain-8")]
 
 
@@ -115,7 +115,7 @@ def test_table_and_report_print_both_figures_and_the_verdict() -> None:
         published={"speedup": {"Vicuna": {"a": 9.25, "b": 5.5}}},
         notes=["b is counted otherwise"],
     )
-    found = results(measured(), paper=held_against(paper, ours, ratio))
+    found = results(measured(), paper=compare_with_published(paper, ours, ratio))
     for text in (format_comparison(found), render(found)):
         for words in ("A paper, Table 1", "Vicuna", "9.25", "5.5", "b is counted otherwise"):
             assert words in text

@@ -13,10 +13,8 @@ from fakes.itself import TargetItself
 from falcon_lab.acceptance import Auto
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.measure.measurement import Measurement
-from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.plugins.builtins import DynamicTreeConfig
-from falcon_lab.studies.tune.choosing import choose, chosen_row
+from falcon_lab.studies.tune.choosing import choose
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench
 from falcon_lab.studies.tune.replay import best_growth, promise
@@ -106,25 +104,3 @@ def test_a_dynamic_tree_is_grown_as_far_as_it_pays() -> None:
         tree = DynamicTree(DynamicTreeConfig(nodes=nodes, beam=2, depth=6), bench.context)
         other = promise(bench.engine(tree), texts(), price, builder="dynamic", asked=False)
         assert best.promise.rate >= other.rate
-
-
-def answering(name: str, seconds: list[float]) -> list[Record]:
-    def turn(wall: float) -> Answer:
-        return Answer(3, [1, 2], "", "length", Times(wall), RoundColumns())
-
-    return [Record(name, str(n), "", [turn(s)], [s]) for n, s in enumerate(seconds)]
-
-
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        ([0.5, 0.4, 0.5, 0.6], "other"),  # faster on every prompt
-        ([0.1, 1.3, 0.9, 1.2], "tuned"),  # faster by chance
-        ([2.0, 2.0, 2.0, 2.0], "tuned"),
-    ],
-)
-def test_the_tuned_tree_is_chosen_unless_another_is_clearly_faster(
-    other: list[float], expected: str
-) -> None:
-    rows = {"tuned": answering("tuned", [1.0] * 4), "other": answering("other", other)}
-    assert chosen_row(Measurement(rows)) == expected

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
-from falcon_lab.measure.engines import build_methods, prompts_of, sampling_of, stop_of
+from falcon_lab.measure.engines import Setup
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.studies.bench import PLAIN
@@ -89,17 +88,17 @@ def bench_batches(
     if clock not in ("wall", "cpu"):
         raise FalconLabError(f"clock is wall or cpu, not {clock!r}")
     target = ensure_target(experiment.target, announce)
-    built = build_methods(experiment, target, load_components(), Path())
-    plain = PlainEngine(target, decoding=experiment.decoding)
-    engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: plain, **built.engines}
-    prompts = [prompt.tokens([]) for prompt in prompts_of(experiment, target)]
+    setup = Setup(experiment, target, load_components())
+    built = setup.methods()
+    engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: setup.plain(), **built.engines}
+    prompts = [prompt.tokens([]) for prompt in setup.prompts()]
     jobs = [
-        Job(name, size, answering(engine, size, prompts, experiment), target.device)
+        Job(name, size, answering(setup, engine, size, prompts), target.device)
         for name, engine in engines.items()
         for size in (ALONE, *sizes)
     ]
     with torch_threads(experiment.evaluation.threads):
-        header = provenance.header(target)
+        header = setup.header()
         run(jobs, len(prompts), experiment, clock, announce)
     return {
         **header,
@@ -118,22 +117,16 @@ def bench_batches(
 
 
 def answering(
-    engine: PlainEngine | SpeculativeEngine,
-    size: int,
-    prompts: Sequence[Tensor],
-    experiment: Experiment,
+    setup: Setup, engine: PlainEngine | SpeculativeEngine, size: int, prompts: Sequence[Tensor]
 ) -> Callable[[int, int], list[Generation]]:
     """What a job does; every prompt has a seed of its own, whatever the size."""
-    target, seed = engine.target, experiment.evaluation.seed
-    shared: dict[str, Any] = {
-        "sampling": sampling_of(experiment),
-        "stop": stop_of(experiment, target),
-    }
+    seed = setup.experiment.evaluation.seed
+    shared: dict[str, Any] = {"sampling": setup.sampling, "stop": setup.stop}
 
     def answer(count: int, tokens: int) -> list[Generation]:
         asked = prompts[:count]
         draws = [
-            torch.Generator(target.device).manual_seed(seed + 1_000_003 * place)
+            torch.Generator(setup.target.device).manual_seed(seed + 1_000_003 * place)
             for place in range(len(asked))
         ]
         if size == ALONE:

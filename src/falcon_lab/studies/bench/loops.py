@@ -1,16 +1,15 @@
-"""Hugging Face's ways to decode, and our own loops, as rows of a benchmark."""
+"""Assemble what a benchmark compares: Hugging Face's ways to decode, and our own loops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.schema import DecodingConfig, Experiment
+from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure.engines import build_methods
+from falcon_lab.measure.engines import Methods, Setup
 from falcon_lab.measure.hf_generate import HfGenerate
 from falcon_lab.measure.measurement import Engine
 from falcon_lab.model.backbone import Backbone
@@ -19,7 +18,6 @@ from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STA
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
-    from falcon_lab.plugins.registry import Components
 
 LOOKUP_TOKENS = 10
 """Tokens that a lookup proposes: what Hugging Face's candidate generator takes by itself."""
@@ -35,7 +33,7 @@ def hf_modes(
     *,
     attempt: Attempt,
 ) -> tuple[dict[str, HfGenerate], dict[str, str]]:
-    """The rows of ``methods``, and those that this model cannot do with the reason.
+    """Return the engines of ``methods``, and why this model cannot do the others.
 
     ``generate`` compiles the pass over a static cache by itself on a GPU, and not on a CPU.
 
@@ -43,8 +41,8 @@ def hf_modes(
         target: whose model generates.
         methods: keys of ``METHODS``; ours are passed over.
         assistant: a smaller model with the same vocabulary, for assisted generation.
-        attempt: lets a row generate once, to see whether it can. It should be the longest text of
-            all: a compiled static cache of one length is then enough for every other.
+        attempt: lets an engine generate once, to see whether it can. It should be the longest
+            text of all: a compiled static cache of one length is then enough for every other.
 
     Raises:
         FalconLabError: the assistant has another vocabulary.
@@ -66,7 +64,7 @@ def hf_modes(
 
 
 def check_assistant(target: Target, assistant: Target) -> None:
-    """Assisted generation hands token ids from one model to the other.
+    """See that two models have one vocabulary: assisted generation passes token ids on.
 
     Raises:
         FalconLabError: they mean different things to the two.
@@ -80,7 +78,7 @@ def check_assistant(target: Target, assistant: Target) -> None:
 
 
 def fault(engine: HfGenerate, attempt: Attempt) -> str | None:
-    """Why a model cannot decode this way; None when it can."""
+    """Return why a model cannot decode this way; None when it can."""
     try:
         attempt(engine)
     except Exception as error:  # whatever a model raises that was not made for it
@@ -93,72 +91,74 @@ EAGER = "plain, not compiled"
 
 
 @dataclass
-class Contest:
-    """What is compared.
+class Benchmark:
+    """Holds what is compared.
 
     Attributes:
-        engines: row -> what decodes, ``plain`` first.
-        ours: rows that are our own loops.
-        speculative: those of them that draft.
-        labels: row -> what it is, in a few words.
-        provenance: row -> kind -> name, distribution and version.
-        left_out: row -> why it is not measured.
+        others: method -> what decodes without a drafter of ours, ``plain`` first.
+        loops: those of them that are our own.
+        methods: what drafts, and what is said about it and about what is left out.
     """
 
-    engines: dict[str, Engine] = field(default_factory=dict)
-    ours: list[str] = field(default_factory=list)
-    speculative: list[str] = field(default_factory=list)
-    labels: dict[str, str] = field(default_factory=dict)
-    provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    others: dict[str, Engine]
+    loops: list[str]
+    methods: Methods = field(default_factory=Methods)
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Return everything that is measured."""
+        return {**self.others, **self.methods.engines}
+
+    @property
+    def ours(self) -> dict[str, Engine]:
+        """Return our own loops."""
+        return {name: self.others[name] for name in self.loops} | self.methods.engines
 
 
-def contest(
-    experiment: Experiment,
-    target: Target,
-    components: Components,
+def benchmark(
+    setup: Setup,
     methods: Collection[str],
     assistant: Target | None = None,
     *,
     attempt: Callable[[Any], object],
-) -> Contest:
-    """Every row that ``methods`` asks for.
+) -> Benchmark:
+    """Assemble everything that ``methods`` asks for.
 
-    ``plain`` and the drafter's rows go through the forward pass that ``target.lean`` asks for; the
+    ``plain`` and the drafter's trees go through the forward pass that ``target.lean`` asks for; the
     same loop through the other one stands beside them.
 
-    ``attempt`` lets a row generate once, to see whether it can.
+    Args:
+        setup: builds the engines.
+        methods: keys of ``METHODS``.
+        assistant: a model for assisted generation.
+        attempt: lets an engine generate once, to see whether it can.
 
     Raises:
         FalconLabError: a part of a method is not there.
     """
-    found = Contest({PLAIN: PlainEngine(target, decoding=experiment.decoding)}, ours=[PLAIN])
-    theirs, found.left_out = hf_modes(target, methods, assistant, attempt=attempt)
-    found.engines |= theirs
-    if PLAIN in methods:
-        add_other_forward(found, target, experiment.decoding)
+    found = Benchmark({PLAIN: setup.plain()}, [PLAIN])
+    theirs, left_out = hf_modes(setup.target, methods, assistant, attempt=attempt)
+    found.others |= theirs
     if DRAFTER in methods:
-        built = build_methods(experiment, target, components, Path())
-        found.engines |= built.engines
-        found.speculative = list(built.engines)
-        found.ours += found.speculative
-        found.labels, found.provenance = built.labels, built.provenance
-        found.left_out |= built.left_out
+        found.methods = setup.methods()
+    found.methods.left_out = left_out | found.methods.left_out
+    if PLAIN in methods:
+        add_other_forward(found, setup.target, setup.experiment.decoding)
     return found
 
 
-def add_other_forward(found: Contest, target: Target, decoding: DecodingConfig) -> None:
-    """The plain loop through the forward passes that the target does not take."""
+def add_other_forward(found: Benchmark, target: Target, decoding: DecodingConfig) -> None:
+    """Add the plain loop through the forward passes that the target does not take."""
     if target.is_compiled:
-        found.engines[EAGER] = PlainEngine(target.plain(), decoding=decoding)
-        found.ours.append(EAGER)
+        found.others[EAGER] = PlainEngine(target.plain(), decoding=decoding)
+        found.loops.append(EAGER)
     lean = target.backbone.lean is None
     name = LEAN if lean else MODULES
     twin = target.plain()
     twin.backbone = Backbone(target.model.get_decoder(), lean=lean)
     if lean and twin.backbone.lean is None:
-        found.left_out[name] = f"there is none for {target.config.model_type}"
+        found.methods.left_out[name] = f"there is none for {target.config.model_type}"
         return
     check_target(twin)
-    found.engines[name] = PlainEngine(twin, decoding=decoding)
-    found.ours.append(name)
+    found.others[name] = PlainEngine(twin, decoding=decoding)
+    found.loops.append(name)

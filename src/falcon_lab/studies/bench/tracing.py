@@ -20,7 +20,7 @@ PARTS: dict[str, dict[str, str]] = {
     "target": {"read": "prefill", "verify": "verify", "step": "verify"},
     "drafter": {"draft": "draft", "observe": "observe"},
     "tree_builder": {"start": "tree", "grow": "tree", "finish": "tree"},
-    "rule": {"__call__": "accept"},
+    "rule": {"__call__": "accept", "accept_padded": "accept"},
 }
 """Attribute of an engine -> method of it -> name of the range in the trace."""
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison: a head with a budget over all its seeds, and heads side by side.
+"""Compute a comparison's figures: a head with a budget over all its seeds, and heads side by side.
 
 Shapes: S training seeds, P prompts.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from falcon_lab.measure import metrics
 from falcon_lab.measure.records import Record
 from falcon_lab.measure.statistics import Interval, resampled, time_per_token_ratio
-from falcon_lab.studies.compare.contestants import Cell
+from falcon_lab.studies.compare.drafters import EngineKey
 from falcon_lab.studies.compare.measuring import Measured
 
 Sums = NDArray[np.float64]
@@ -24,40 +24,39 @@ Sums = NDArray[np.float64]
 
 
 def sums(by_seed: Sequence[Sequence[Record]]) -> Sums:
-    """``[5, S, P]`` of the rows of every seed."""
-    return np.array(
-        [[_figures(row) for row in rows] for rows in by_seed], dtype=np.float64
-    ).transpose(2, 0, 1)
+    """Return ``[5, S, P]`` from the records of every seed."""
+    table = [[_figures(record) for record in records] for records in by_seed]
+    return np.array(table, dtype=np.float64).transpose(2, 0, 1)
 
 
-def _figures(row: Record) -> tuple[float, ...]:
-    rounds = row.rounds
+def _figures(record: Record) -> tuple[float, ...]:
+    rounds = record.rounds
     emitted, accepted = sum(rounds.emitted), sum(rounds.accepted)
-    return (row.times.wall, len(row.tokens), emitted, len(rounds), accepted)
+    return (record.times.wall, len(record.tokens), emitted, len(rounds), accepted)
 
 
 def tau(table: Sums) -> Sums:
-    """Tokens emitted a round, the target's own counted."""
+    """Return the tokens emitted a round, the target's own counted."""
     return np.asarray(table[2] / table[3])
 
 
 def tau_draft(table: Sums) -> Sums:
-    """Draft tokens accepted a round."""
+    """Return the draft tokens accepted a round."""
     return np.asarray(table[4] / table[3])
 
 
 def alpha(table: Sums) -> Sums:
-    """Share of the output that the drafter wrote."""
+    """Return the share of the output that the drafter wrote."""
     return np.asarray(table[4] / (table[4] + table[3]))
 
 
 def faster(table: Sums, than: Sums) -> Sums:
-    """How much faster the first is than the second."""
+    """Return how much faster the first is than the second."""
     return time_per_token_ratio(than[:2], table[:2])
 
 
 def round_steps(table: Sums, plain: Sums) -> Sums:
-    """Time of a round in steps of plain decoding: what its tokens have to make up for."""
+    """Return a round's time in steps of plain decoding: what its tokens have to make up for."""
     return np.asarray((table[0] / table[3]) / (plain[0] / plain[1]))
 
 
@@ -73,37 +72,37 @@ VALUES: dict[str, Callable[[Sums], Sums]] = {"tau": tau, "tau_draft": tau_draft,
 """Metric -> its value; a speed-up needs plain decoding beside it."""
 
 
-def by_budget(measured: Measured) -> dict[tuple[str, str], list[Cell]]:
-    """(Head, budget) -> its engines, one a seed."""
-    found: dict[tuple[str, str], list[Cell]] = {}
-    for cell in measured.rows:
-        found.setdefault((cell.head, cell.budget), []).append(cell)
+def by_budget(measured: Measured) -> dict[tuple[str, str], list[EngineKey]]:
+    """Group the engines by head and budget; they differ in the seed."""
+    found: dict[tuple[str, str], list[EngineKey]] = {}
+    for key in measured.records:
+        found.setdefault((key.head, key.budget), []).append(key)
     return found
 
 
 def tables(measured: Measured) -> dict[tuple[str, str], Sums]:
-    """(Head, budget) -> ``[5, S, P]``."""
+    """Return ``[5, S, P]`` of every head and budget."""
     return {
-        at: sums([measured.rows[cell] for cell in cells])
-        for at, cells in by_budget(measured).items()
+        at: sums([measured.records[key] for key in keys])
+        for at, keys in by_budget(measured).items()
     }
 
 
 def rows(measured: Measured) -> list[dict[str, Any]]:
-    """A row of the comparison for every head and budget."""
-    plain = sums([measured.plain])
+    """Return a row of the table for every head and budget."""
+    baseline = sums([measured.plain])
     return [
-        _row(measured, head, budget, cells, plain)
-        for (head, budget), cells in by_budget(measured).items()
+        _row(measured, head, budget, keys, baseline)
+        for (head, budget), keys in by_budget(measured).items()
     ]
 
 
 def _row(
-    measured: Measured, head: str, budget: str, cells: Sequence[Cell], plain: Sums
+    measured: Measured, head: str, budget: str, keys: Sequence[EngineKey], plain: Sums
 ) -> dict[str, Any]:
-    of_seeds = [measured.rows[cell] for cell in cells]
-    everything = [row for of_seed in of_seeds for row in of_seed]
-    summary = metrics.summarise(everything, None, lossless=measured.lossless[cells[0]])
+    of_seeds = [measured.records[key] for key in keys]
+    everything = [record for of_seed in of_seeds for record in of_seed]
+    summary = metrics.summarise(everything, None, lossless=measured.lossless[keys[0]])
     table = sums(of_seeds)
     drafts = summary.tau is not None
     intervals = {
@@ -116,21 +115,20 @@ def _row(
         "head": head,
         "budget": budget,
         "temperature": measured.temperature,
-        "seeds": [cell.seed for cell in cells],
+        "seeds": [key.seed for key in keys],
         "speedup": asdict(resampled(faster, table, plain)),
         **kept,
         "intervals": intervals,
         "round_steps": float(round_steps(whole(table), whole(plain))) if drafts else None,
-        "peak_bytes": next((p for c in cells if (p := measured.peaks.get(c)) is not None), None),
+        "peak_bytes": next((p for k in keys if (p := measured.peaks.get(k)) is not None), None),
         "by_seed": {
-            cell.seed: _of_seed(table[:, [place]], plain, drafts)
-            for place, cell in enumerate(cells)
+            key.seed: _of_seed(table[:, [place]], plain, drafts) for place, key in enumerate(keys)
         },
     }
 
 
 def whole(table: Sums) -> Sums:
-    """``[5]``: over all seeds and prompts."""
+    """Sum over all seeds and prompts: ``[5]``."""
     return np.asarray(table.sum(axis=(1, 2)))
 
 
@@ -141,7 +139,7 @@ def _of_seed(table: Sums, plain: Sums, drafts: bool) -> dict[str, float | None]:
 
 
 def pairs(measured: Measured) -> list[dict[str, Any]]:
-    """Every two heads with the same budget: how much faster the faster one is."""
+    """Compare every two heads with the same budget: how much faster is the faster one?"""
     found = []
     of = tables(measured)
     for (first, a), (second, b) in combinations(of, 2):
@@ -168,7 +166,7 @@ def _pair(
     }
 
 
-def yardstick(measured: Measured) -> dict[str, Any]:
-    """Plain decoding's own figures."""
+def plain(measured: Measured) -> dict[str, Any]:
+    """Return plain decoding's own figures."""
     found = asdict(metrics.summarise(measured.plain, None, lossless=True))
     return {"temperature": measured.temperature, **found}

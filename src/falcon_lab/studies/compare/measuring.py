@@ -1,206 +1,171 @@
-"""Equal budgets: what a word such as ``tree-32`` stands for. Imports no torch.
+"""Measure all drafters of a comparison with every budget: one process, in turns, one temperature.
 
-A budget limits what the target verifies in a round. How a head fills it is its own affair, so a
-tree goes where the head is surest, by one rule for all of them: EAGLE-2's (``trees/dynamic.py``)
-with N nodes, paths of up to ``DEPTH``, and a beam and width of √N, which lies between this
-repository's default (16 nodes, 4) and EAGLE-2's own (60 nodes, 10). A tree drawn by hand would
-favour the head that it was drawn for, and ``optimal`` has no beam, so that a head with k = 1 would
-pay for N blocks a pass. Depth counts tokens, not passes: a head with a larger k reaches it in fewer
-passes, which is what it was built for; the head's controller may stop before.
-
-What every drafter answered, kept line by line, so that a killed comparison goes on.
-
-The file is named by all that decides what is measured: the same comparison finds its rows again,
-and so does another one of the same folder that measures just the same, for another table.
-
-Every drafter with every budget answers every prompt: one process, in turns, one temperature.
-
-Plain decoding is the yardstick of all of them, and answers a prompt as often as there are heads,
-spread evenly among them: its median there is what the others' times are held against.
+Plain decoding is the baseline of all of them, and answers a prompt as often as there are heads,
+spread evenly among them: the others are compared with its median there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median_low
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from falcon_lab.config.schema import EvaluationConfig
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
 from falcon_lab.measure.conversation import EncodedPrompt
-from falcon_lab.measure.engines import next_logits, other_prompts, stop_of
+from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.journal import Journal
-from falcon_lab.measure.measurement import PLAIN, Engine, Measurement, measure
-from falcon_lab.measure.records import Record
-from falcon_lab.sampling import Sampling
+from falcon_lab.measure.measurement import PLAIN, Engine, Measurement
+from falcon_lab.measure.records import Record, tokens_per_second
+from falcon_lab.measure.statistics import fastest_method
 from falcon_lab.studies.bench.memory import peak_of
 from falcon_lab.studies.compare.budgets import BEST, NodeBudget
-from falcon_lab.studies.compare.contestants import Budgets, Cell, Contestant, engines_of, made_of
+from falcon_lab.studies.compare.drafters import (
+    Budgets,
+    EngineKey,
+    TrainedDrafter,
+    described,
+    engines_of,
+)
 from falcon_lab.studies.compare.plan import Plan
 from falcon_lab.timing import torch_threads
-
-if TYPE_CHECKING:
-    from falcon_lab.model.target import Target
-    from falcon_lab.plugins.registry import Components
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One temperature.
+    """Holds what was measured at one temperature.
 
     Attributes:
         temperature: 0 is greedy.
-        plain: the yardstick's rows.
-        rows: engine -> its rows, prompts in the order of ``plain``.
+        plain: the baseline's records.
+        records: engine -> its records, prompts in the order of ``plain``.
         lossless: engine -> what its rule promises.
         best: head -> the budget that ``best`` is; empty when nobody asked.
         tried: head -> budget of the grid -> tokens a second on the prompts that it was chosen on.
         peaks: engine -> bytes at its highest point, for the first seed.
-        journal: where the rows are.
+        journal: where the records are.
     """
 
     temperature: float
     plain: list[Record]
-    rows: dict[Cell, list[Record]]
-    lossless: dict[Cell, bool]
+    records: dict[EngineKey, list[Record]]
+    lossless: dict[EngineKey, bool]
     best: dict[str, NodeBudget]
     tried: dict[str, dict[str, float]]
-    peaks: dict[Cell, int | None]
+    peaks: dict[EngineKey, int | None]
     journal: str
 
 
 @dataclass(frozen=True)
-class Arena:
-    """Where the drafters meet.
+class Comparison:
+    """Holds everything that is compared, in one process.
 
     Attributes:
         plan: of the comparison.
-        target: on its device.
-        components: the registry.
-        contestants: all drafters.
+        setup: builds and measures the engines.
+        drafters: of all heads and seeds.
         prompts: of the measurement.
-        announce: takes one line for the user.
     """
 
     plan: Plan
-    target: Target
-    components: Components
-    contestants: list[Contestant]
+    setup: Setup
+    drafters: list[TrainedDrafter]
     prompts: list[EncodedPrompt]
-    announce: Callable[[str], None]
 
     def measure_at(self, temperature: float) -> Measured:
-        """Everything at one temperature, ``best`` chosen before where it is asked for."""
-        best, tried = self._choose(temperature) if self.plan.wants_best else ({}, {})
+        """Measure everything at one temperature; choose ``best`` before, where it is asked for."""
+        config = replace(self.plan.base.evaluation, temperature=temperature, methods={})
+        best, tried = self._choose(config) if self.plan.wants_best else ({}, {})
         budgets = {head.name: self._budgets(best.get(head.name)) for head in self.plan.heads}
-        config = self._config(temperature)
-        engines = engines_of(self.contestants, budgets, self.plan, self.target, self.components)
-        self.announce(f"temperature {temperature:g}: {len(engines)} engines in turns")
-        found, journal = self._measure("compare", engines, self.contestants, budgets, config)
+        engines = engines_of(self.drafters, budgets, self.setup)
+        self.setup.announce(f"temperature {temperature:g}: {len(engines)} engines in turns")
+        facts = {"engines": described(self.drafters, budgets)}
+        found, journal = self._measure("compare", engines, facts, config, self.prompts)
         peaks = self._peaks(engines, journal, config)
-        cells = {cell: at for cell, at in self._cells(best).items() if at in engines}
+        keys = {key: at for key, at in self._keys(best).items() if at in engines}
         return Measured(
             temperature,
-            merged([found.records[name] for name in yardsticks(self.plan)]),
-            {cell: found.records[engine.name] for cell, engine in cells.items()},
-            {cell: found.lossless[engine.name] for cell, engine in cells.items()},
+            merged([found.records[name] for name in baselines(self.plan)]),
+            {key: found.records[engine.name] for key, engine in keys.items()},
+            {key: found.lossless[engine.name] for key, engine in keys.items()},
             best,
             tried,
-            {cell: peaks[engine] for cell, engine in cells.items() if engine in peaks},
+            {key: peaks[engine] for key, engine in keys.items() if engine in peaks},
             str(journal.path),
         )
 
     def _budgets(self, best: NodeBudget | None) -> list[NodeBudget]:
-        """Budgets of a head, its best one among them if it is no other already."""
+        """Return a head's budgets, its best one among them if it is no other already."""
         found = [best if budget.word == BEST else budget for budget in self.plan.budgets]
         return list(dict.fromkeys(budget for budget in found if budget is not None))
 
-    def _cells(self, best: Mapping[str, NodeBudget]) -> dict[Cell, Cell]:
-        """What the tables list -> the engine that was measured: ``best`` is one of the others."""
+    def _keys(self, best: Mapping[str, NodeBudget]) -> dict[EngineKey, EngineKey]:
+        """Map what the tables list to the engine that was measured: ``best`` is one of them."""
         return {
-            Cell(c.head.name, budget.word, c.seed): c.cell(
-                best[c.head.name] if budget.word == BEST else budget
+            EngineKey(d.head.name, budget.word, d.seed): d.key(
+                best[d.head.name] if budget.word == BEST else budget
             )
-            for c in self.contestants
+            for d in self.drafters
             for budget in self.plan.budgets
         }
 
     def _choose(
-        self, temperature: float
+        self, config: EvaluationConfig
     ) -> tuple[dict[str, NodeBudget], dict[str, dict[str, float]]]:
-        """The grid's fastest budget of every head, on prompts that are not measured on."""
-        tuning = self.plan.config.tuning
-        prompts = other_prompts(
-            self.plan.base, self.target, tuning.source, tuning.prompts, self.prompts
+        """Choose the grid's fastest budget of every head, on prompts that are not measured on."""
+        tuning, grid = self.plan.config.tuning, self.plan.grid
+        prompts = self.setup.other_prompts(tuning.source, tuning.prompts, self.prompts)
+        first = [d for d in self.drafters if d.seed == d.head.seeds[0]]
+        budgets: Budgets = {head.name: grid for head in self.plan.heads}
+        engines = engines_of(first, budgets, self.setup)
+        self.setup.announce(
+            f"temperature {config.temperature:g}: choosing the best of {len(grid)} budgets for "
+            f"every head on {len(prompts)} other prompts"
         )
-        first = [c for c in self.contestants if c.seed == c.head.seeds[0]]
-        grid = self.plan.grid
-        budgets = {head.name: grid for head in self.plan.heads}
-        config = replace(self._config(temperature), repeats=1)
-        engines = engines_of(first, budgets, self.plan, self.target, self.components)
-        self.announce(
-            f"temperature {temperature:g}: choosing the best of {len(grid)} budgets for every head "
-            f"on {len(prompts)} other prompts"
-        )
-        found, _ = self._measure("tune", engines, first, budgets, config, prompts)
-        tried: dict[str, dict[str, float]] = {head.name: {} for head in self.plan.heads}
-        for cell in engines:
-            tried[cell.head][cell.budget] = rate(found.records[cell.name])
-        words = {budget.word: budget for budget in grid}
-        if nothing := [head for head, rates in tried.items() if not rates]:
-            raise FalconLabError(
-                f"{nothing[0]} fits no budget of tuning.grid; add own, or say how it spends one in "
-                f"heads.{nothing[0]}.spend"
-            )
-        best = {head: words[max(rates, key=lambda w: rates[w])] for head, rates in tried.items()}
+        facts = {"engines": described(first, budgets)}
+        found, _ = self._measure("tune", engines, facts, replace(config, repeats=1), prompts)
+        words, best, tried = {budget.word: budget for budget in grid}, {}, {}
+        for head in (head.name for head in self.plan.heads):
+            records = {key.budget: found.records[key.name] for key in engines if key.head == head}
+            if not records:
+                raise FalconLabError(
+                    f"{head} fits no budget of tuning.grid; add own, or say how it spends one in "
+                    f"heads.{head}.spend"
+                )
+            best[head] = words[fastest_method(records)]
+            tried[head] = {word: tokens_per_second(of) for word, of in records.items()}
         return best, tried
 
     def _measure(
         self,
         kind: str,
-        engines: Mapping[Cell, SpeculativeEngine],
-        contestants: Sequence[Contestant],
-        budgets: Budgets,
+        engines: Mapping[EngineKey, SpeculativeEngine],
+        facts: dict[str, Any],
         config: EvaluationConfig,
-        prompts: Sequence[EncodedPrompt] | None = None,
+        prompts: Sequence[EncodedPrompt],
     ) -> tuple[Measurement, Journal]:
-        prompts = self.prompts if prompts is None else prompts
-        facts = self._facts(config, prompts) | {"engines": made_of(contestants, budgets)}
-        journal = Journal.open(self.plan.folder, kind, facts)
+        journal = Journal.open(self.plan.folder, kind, self._facts(config, prompts) | facts)
         if journal:
-            self.announce(f"{len(journal)} answers are there from before: {journal.path}")
-        found = measure(
-            self._in_turns(engines),
-            prompts,
-            config,
-            stop=stop_of(self.plan.base, self.target),
-            logits=next_logits(self.target),
-            journal=journal,
-        )
-        return found, journal
+            self.setup.announce(f"{len(journal)} answers are there from before: {journal.path}")
+        return self.setup.measure(
+            self._with_baselines(engines), prompts, config, journal=journal
+        ), journal
 
-    def _in_turns(self, engines: Mapping[Cell, SpeculativeEngine]) -> dict[str, Engine]:
-        """The engines in their order, a yardstick before those of every head."""
-        plain = PlainEngine(self.target, decoding=self.plan.base.decoding)
-        turns: dict[str, Engine] = {}
-        for yardstick, head in zip(yardsticks(self.plan), self.plan.heads, strict=True):
-            turns[yardstick] = plain
-            turns |= {cell.name: e for cell, e in engines.items() if cell.head == head.name}
-        return turns
-
-    def _config(self, temperature: float) -> EvaluationConfig:
-        return replace(self.plan.base.evaluation, temperature=temperature, methods={})
+    def _with_baselines(self, engines: Mapping[EngineKey, SpeculativeEngine]) -> dict[str, Engine]:
+        """Return the engines in their order, plain decoding before those of every head."""
+        plain, found = self.setup.plain(), dict[str, Engine]()
+        for baseline, head in zip(baselines(self.plan), self.plan.heads, strict=True):
+            found[baseline] = plain
+            found |= {key.name: e for key, e in engines.items() if key.head == head.name}
+        return found
 
     def _facts(self, config: EvaluationConfig, prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
-        """What decides a measurement beside its engines."""
-        base, target = self.plan.base, self.target
+        """Return what decides a measurement beside its engines."""
+        base, target = self.plan.base, self.setup.target
         hardware = provenance.hardware(device=str(target.device), threads=config.threads)
         versions = provenance.versions()
         return {
@@ -214,49 +179,35 @@ class Arena:
 
     def _peaks(
         self,
-        engines: Mapping[Cell, SpeculativeEngine],
+        engines: Mapping[EngineKey, SpeculativeEngine],
         journal: Journal,
         config: EvaluationConfig,
-    ) -> dict[Cell, int | None]:
-        """Memory of one more answer of each engine with the first seed's drafter."""
-        known = journal.peaks()
+    ) -> dict[EngineKey, int | None]:
+        """Measure the memory of one more answer of each engine with the first seed's drafter."""
         first = {head.name: head.seeds[0] for head in self.plan.heads}
         found = {}
         with torch_threads(config.threads):
-            for cell, engine in engines.items():
-                if cell.seed != first[cell.head]:
+            for key, engine in engines.items():
+                if key.seed != first[key.head]:
                     continue
-                if cell.name not in known:
-                    peak = peak_of(partial(self._answer, engine, config), self.target.device)
-                    journal.add_peak(cell.name, None if peak is None else peak.growth)
-                found[cell] = journal.peaks()[cell.name]
+                if key.name not in journal.peaks():
+                    answer = partial(self.setup.answer, engine, self.prompts[0], config=config)
+                    peak = peak_of(answer, self.setup.target.device)
+                    journal.add_peak(key.name, None if peak is None else peak.growth)
+                found[key] = journal.peaks()[key.name]
         return found
 
-    def _answer(self, engine: SpeculativeEngine, config: EvaluationConfig) -> object:
-        return engine.generate(
-            self.prompts[0].tokens([]),
-            max_new_tokens=config.max_new_tokens,
-            sampling=Sampling(config.temperature, config.top_k, config.top_p),
-            generator=torch.Generator(self.target.device).manual_seed(config.seed),
-            stop=stop_of(self.plan.base, self.target),
-        )
 
-
-def yardsticks(plan: Plan) -> list[str]:
-    """Names of plain decoding's turns: one a head."""
+def baselines(plan: Plan) -> list[str]:
+    """Name plain decoding's turns: one a head."""
     return [PLAIN, *(f"{PLAIN} {turn}" for turn in range(2, len(plan.heads) + 1))]
 
 
 def merged(turns: Sequence[Sequence[Record]]) -> list[Record]:
-    """Plain decoding's rows: of every prompt the turn whose wall time is the median."""
-    rows = []
+    """Return plain decoding's records: of every prompt the turn with the median wall time."""
+    records = []
     for of_prompt in zip(*turns, strict=True):
-        walls = [row.times.wall for row in of_prompt]
+        walls = [record.times.wall for record in of_prompt]
         middle = of_prompt[walls.index(median_low(walls))]
-        rows.append(replace(middle, method=PLAIN, identical=None, wall_repeats=walls))
-    return rows
-
-
-def rate(rows: Sequence[Record]) -> float:
-    """New tokens a second, prompts together."""
-    return sum(len(row.tokens) for row in rows) / sum(row.times.wall for row in rows)
+        records.append(replace(middle, method=PLAIN, identical=None, wall_repeats=walls))
+    return records

@@ -68,7 +68,7 @@ def _check_row(name: str, key: str, config: ComparisonConfig, paper: PaperConfig
         raise ConfigError(key, f"budget {budget!r} is none of {', '.join(config.budgets)}")
 
 
-def held_against(
+def compare_with_published(
     paper: PaperConfig, ours: Callable[[str, str, str], Mapping[str, Any] | None], ratio: Ratio
 ) -> dict[str, Any]:
     """The paper's tables with our figures and what becomes of their order.

@@ -1,4 +1,4 @@
-"""A comparison from its plan to its results: train what is missing, measure, hold side by side."""
+"""Run a comparison from its plan to its results: train what is missing, measure, compare."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from filelock import FileLock, Timeout
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
-from falcon_lab.decoding.compiling import choose_target
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
-from falcon_lab.measure.engines import KINDS, prompts_of, provenance_of
+from falcon_lab.measure.engines import KINDS, Setup
 from falcon_lab.measure.statistics import Interval, resampled
-from falcon_lab.model.loading import resolve_device
 from falcon_lab.plugins.discovery import load_components
-from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.target import ensure_target, stored_quality
 from falcon_lab.studies.compare import figures
 from falcon_lab.studies.compare.budgets import BEST
-from falcon_lab.studies.compare.contestants import (
-    Contestant,
-    load_contestants,
+from falcon_lab.studies.compare.drafters import (
+    TrainedDrafter,
+    load_drafters,
     same_target,
     train_heads,
     training_facts,
 )
-from falcon_lab.studies.compare.measuring import Arena, Measured
-from falcon_lab.studies.compare.paper import held_against
+from falcon_lab.studies.compare.measuring import Comparison, Measured
+from falcon_lab.studies.compare.paper import compare_with_published
 from falcon_lab.studies.compare.plan import Plan
 
 SCHEMA_VERSION = 1
@@ -64,21 +61,20 @@ def compare(
     with holding(plan.folder):
         if not plan.given:
             train_heads(plan, announce, train)
-        components = load_components()
-        arena, quality = enter(plan, components, announce)
-        header = provenance.header(arena.target, threads=plan.base.evaluation.threads)
-        measured = [arena.measure_at(temperature) for temperature in plan.config.temperatures]
+        compared, quality = assembled(plan, announce)
+        header = compared.setup.header()
+        measured = [compared.measure_at(temperature) for temperature in plan.config.temperatures]
     return {
         "schema": SCHEMA_VERSION,
         "name": plan.base.name,
         **header,
         "experiment": to_plain(plan.base),
         "comparison": asdict(plan.config),
-        "target": provenance.target_of(arena.target, quality),
-        "protocol": protocol_of(arena, measured),
+        "target": provenance.target_of(compared.setup.target, quality),
+        "protocol": protocol_of(compared, measured),
         "left_out": dict(plan.left_out) | unfit(plan, measured),
-        "heads": heads_of(arena, measured, components),
-        "plain": [figures.yardstick(found) for found in measured],
+        "heads": heads_of(compared, measured),
+        "plain": [figures.plain(found) for found in measured],
         "rows": [row for found in measured for row in figures.rows(found)],
         "pairs": [pair for found in measured for pair in figures.pairs(found)],
         "paper": paper_of(plan, measured),
@@ -105,33 +101,32 @@ def holding(folder: Path) -> Iterator[None]:
         yield
 
 
-def enter(
-    plan: Plan, components: Components, announce: Callable[[str], None]
-) -> tuple[Arena, dict[str, Any] | None]:
-    """Target, drafters and prompts in one process, and what is known of the target's quality."""
+def assembled(
+    plan: Plan, announce: Callable[[str], None]
+) -> tuple[Comparison, dict[str, Any] | None]:
+    """Load target, drafters and prompts, and what is known of the target's quality."""
     config = plan.base.target
-    target = ensure_target(config, announce).to(resolve_device(config.device))
-    target = choose_target(target, plan.base.decoding, announce)
-    contestants = load_contestants(plan, target, components, announce)
-    prompts = prompts_of(plan.base, target)
-    return Arena(plan, target, components, contestants, prompts, announce), stored_quality(config)
+    target = ensure_target(config, announce)
+    setup = Setup.of(plan.base, target, load_components(), announce)
+    compared = Comparison(plan, setup, load_drafters(plan, setup), setup.prompts())
+    return compared, stored_quality(config)
 
 
-def protocol_of(arena: Arena, measured: Sequence[Measured]) -> dict[str, Any]:
-    """How it was measured."""
-    evaluation = arena.plan.base.evaluation
+def protocol_of(compared: Comparison, measured: Sequence[Measured]) -> dict[str, Any]:
+    """Return how it was measured."""
+    evaluation = compared.plan.base.evaluation
     return {
-        "prompts": len(arena.prompts),
+        "prompts": len(compared.prompts),
         "repeats": evaluation.repeats,
         "warmup": evaluation.warmup,
-        "yardsticks": len(arena.plan.heads),
+        "baselines": len(compared.plan.heads),
         "rows": {f"{found.temperature:g}": found.journal for found in measured},
     }
 
 
 def unfit(plan: Plan, measured: Sequence[Measured]) -> dict[str, str]:
-    """Head and budget -> why the head takes no part there."""
-    taken = {(cell.head, cell.budget) for found in measured for cell in found.rows}
+    """Return head and budget -> why the head is not measured there."""
+    taken = {(key.head, key.budget) for found in measured for key in found.records}
     return {
         f"{head.name} {budget.word}": "a round of it may verify more nodes; heads."
         f"{head.name}.spend can say how it spends this budget"
@@ -141,36 +136,29 @@ def unfit(plan: Plan, measured: Sequence[Measured]) -> dict[str, str]:
     }
 
 
-def heads_of(
-    arena: Arena, measured: Sequence[Measured], components: Components
-) -> dict[str, dict[str, Any]]:
-    """What every head is, what its trainings took, and which budget is its best."""
+def heads_of(compared: Comparison, measured: Sequence[Measured]) -> dict[str, dict[str, Any]]:
+    """Return what every head is, what its trainings took, and which budget is its best."""
     return {
-        head.name: _head(
-            [c for c in arena.contestants if c.head is head], arena.plan, measured, components
-        )
-        for head in arena.plan.heads
+        head.name: _head([d for d in compared.drafters if d.head is head], compared, measured)
+        for head in compared.plan.heads
     }
 
 
 def _head(
-    contestants: Sequence[Contestant],
-    plan: Plan,
-    measured: Sequence[Measured],
-    components: Components,
+    drafters: Sequence[TrainedDrafter], compared: Comparison, measured: Sequence[Measured]
 ) -> dict[str, Any]:
-    first = contestants[0]
+    first = drafters[0]
     name = first.head.name
     own = {key: getattr(first.head.experiment, key) for key in KINDS}
     return {
         "drafter": first.node,
         "block": first.drafter.block,
         "parameters": first.parameters,
-        "trainings": [training_facts(first.head, c.seed) for c in contestants]
+        "trainings": [training_facts(first.head, d.seed) for d in drafters]
         if first.head.trains
         else [],
-        "components": provenance_of(first.drafter, first.node, own, components),
-        "budgets": {b.word: first.label(b) for b in plan.budgets if b.word != BEST},
+        "components": compared.setup.provenance(first.drafter, first.node, own),
+        "budgets": {b.word: first.label(b) for b in compared.plan.budgets if b.word != BEST},
         "best": {
             f"{found.temperature:g}": {
                 "budget": found.best[name].word,
@@ -184,7 +172,7 @@ def _head(
 
 
 def paper_of(plan: Plan, measured: Sequence[Measured]) -> dict[str, Any] | None:
-    """The paper's figures beside ours, where the comparison has some."""
+    """Return the paper's figures beside ours, where the comparison has some."""
     paper = plan.config.paper
     if paper is None:
         return None
@@ -204,4 +192,4 @@ def paper_of(plan: Plan, measured: Sequence[Measured]) -> dict[str, Any] | None:
             return None
         return resampled(figures.RATIOS[metric], of[first], of[second])
 
-    return held_against(paper, ours, ratio)
+    return compare_with_published(paper, ours, ratio)

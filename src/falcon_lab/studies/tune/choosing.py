@@ -16,12 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig
+from falcon_lab.config.schema import Experiment, MethodConfig
 from falcon_lab.interfaces import Drafter
-from falcon_lab.measure import metrics
-from falcon_lab.measure.conversation import EncodedPrompt
-from falcon_lab.measure.measurement import Engine, Measurement, measure
-from falcon_lab.measure.statistics import compare
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.replay import Follow, Look, Promise, odds, walk
 from falcon_lab.studies.tune.search import Candidate, best_tree
@@ -29,7 +25,7 @@ from falcon_lab.studies.tune.texts import Text
 from falcon_lab.trees.paths import Path
 
 if TYPE_CHECKING:
-    from falcon_lab.decoding.stopping import StopCondition
+    pass
 
 TUNED, DYNAMIC, OWN = "tuned", "tuned dynamic", "own"
 
@@ -72,39 +68,11 @@ FINALISTS = 5
 """Rows that promise most, the tuned ones always among them."""
 
 
-def try_finalists(
-    engines: Mapping[str, Engine],
-    promises: Mapping[str, Promise],
-    prompts: Sequence[EncodedPrompt],
-    config: EvaluationConfig,
-    stop: StopCondition,
-) -> Measurement:
-    """Let the most promising rows answer prompts in turns.
-
-    Args:
-        engines: of all rows.
-        promises: of all rows.
-        prompts: of the set that was tuned on.
-        config: of the measurement.
-        stop: when an answer ends.
-    """
+def finalists(promises: Mapping[str, Promise]) -> list[str]:
+    """Return the methods that promise most; the tuned trees are always among them."""
     order = sorted(promises, key=lambda name: -promises[name].rate)
     others = [name for name in order if name not in (TUNED, DYNAMIC)]
-    names = [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
-    return measure({name: engines[name] for name in names}, prompts, config, stop=stop)
-
-
-def chosen_row(trial: Measurement) -> str:
-    """The tuned static tree, unless others are clearly faster: then the fastest of those."""
-    found = {name: compare(rows, trial.records[TUNED]) for name, rows in trial.records.items()}
-    clearly = {name: c.speedup.ratio for name, c in found.items() if c.faster}
-    return max(clearly, key=lambda name: clearly[name], default=TUNED)
-
-
-def rates(trial: Measurement) -> dict[str, float]:
-    """Tokens a second of every row of the trial."""
-    summaries = metrics.summaries(trial.records, trial.lossless)
-    return {name: found.tokens_per_second for name, found in summaries.items()}
+    return [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
 
 
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -66,7 +66,7 @@ class ThreadCost:
 
     @property
     def both(self) -> float:
-        """What is to be small: speculation should gain, and not from a slower yardstick."""
+        """What is to be small: speculation should gain, and not from a slower baseline."""
         return self.step + self.verify
 
 
@@ -249,13 +249,13 @@ def measure_costs(
     plain = PlainEngine(bench.target, decoding=bench.decoding)
     steps: list[Generation] = []
     samples: dict[str, list[Sample]] = {}
-    contestants: dict[str, TreeBuilder] = {**templates, **builders}
+    every: dict[str, TreeBuilder] = {**templates, **builders}
     if bench.decoding.compile != "none":
-        for builder in contestants.values():
+        for builder in every.values():
             prepare(bench.engine(builder))
     for turn, part in enumerate([parts[0], *parts]):
-        for name in rotated(list(contestants), turn):
-            sample = sample_of(bench, part, contestants[name])
+        for name in rotated(list(every), turn):
+            sample = sample_of(bench, part, every[name])
             if turn and sample is not None:  # the first turn warms up
                 samples.setdefault(name, []).append(sample)
         if turn:

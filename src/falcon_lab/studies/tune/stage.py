@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
-from falcon_lab.decoding.compiling import choose_drafter, choose_target
-from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.interfaces import BuildContext, TreeBuilder
-from falcon_lab.measure import provenance
-from falcon_lab.measure.engines import (
-    Methods,
-    add_method,
-    build_methods,
-    drafter_of,
-    next_logits,
-    other_prompts,
-    prompts_of,
-    stop_of,
-)
-from falcon_lab.measure.measurement import PLAIN, Measurement, measure
-from falcon_lab.measure.results import build_results
-from falcon_lab.measure.statistics import compare
+from falcon_lab.measure.engines import Methods, Setup
+from falcon_lab.measure.measurement import PLAIN, Measurement
+from falcon_lab.measure.records import tokens_per_second
+from falcon_lab.measure.statistics import compare, fastest_method
 from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
@@ -37,9 +23,7 @@ from falcon_lab.studies.tune.choosing import (
     add_own,
     add_row,
     choose,
-    chosen_row,
-    rates,
-    try_finalists,
+    finalists,
 )
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench, choose_threads, measure_costs
@@ -50,7 +34,6 @@ from falcon_lab.trees.paths import path_name
 from falcon_lab.trees.templates import named
 
 if TYPE_CHECKING:
-    from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
 
 RANKS = 8
@@ -96,18 +79,17 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     Raises:
         FalconLabError: for whatever the user can mend.
     """
-    target: Target = ensure_target(experiment.target, announce)
-    target = choose_target(target, experiment.decoding, announce)
-    components = load_components()
-    prompts = prompts_of(experiment, target)
-    others = other_prompts(experiment, target, limits.source, limits.texts, prompts)
+    target = ensure_target(experiment.target, announce)
+    setup = Setup.of(experiment, target, load_components(), announce)
+    prompts = setup.prompts()
+    others = setup.other_prompts(limits.source, limits.texts, prompts)
     add_own(experiment)
-    methods = build_methods(experiment, target, components, Path())  # a wrong row is refused now
-    bench = bench_of(experiment, target, components, announce)
-    if experiment.evaluation.threads is None and target.device.type == "cpu":
+    methods = setup.methods()  # a wrong one is refused now
+    bench = bench_of(setup)
+    if experiment.evaluation.threads is None and setup.target.device.type == "cpu":
         experiment.evaluation.threads = choose_threads(bench.target, announce)
     with torch_threads(experiment.evaluation.threads):
-        header = provenance.header(target)
+        header = setup.header()
         announce(f"the target answers {len(others)} prompts of {limits.source}")
         texts = write_texts(
             bench.target,
@@ -117,44 +99,27 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
             experiment.decoding,
         )
         announce("measuring what rounds of many shapes cost")
-        growing = {"dynamic": _dynamic(components, bench, limits)}
+        growing = {"dynamic": _dynamic(setup.components, bench, limits)}
         costs = measure_costs(bench, texts[:PRICED_ON], limits.nodes, growing)
         announce("looking where the drafter is right")
         chosen, growth = _choose(bench, texts, costs, limits, announce)
-        for name in _add_tuned(experiment, components, chosen.choice, growth):
-            row = experiment.evaluation.methods[name]
-            add_method(methods, name, row, experiment, target, components, Path())
+        for name in _add_tuned(experiment, setup.components, chosen.choice, growth):
+            setup.add(methods, name, experiment.evaluation.methods[name])
         promises = promises_of(experiment, methods, texts[:REPLAYED_ON], costs)
         announce("measuring the most promising trees on prompts that were tuned on")
-        trial = try_finalists(
-            methods.engines, promises, others[:TRIED_ON], experiment.evaluation, bench.stop
-        )
-        best = chosen_row(trial)
+        names = finalists(promises)
+        trial = setup.measure({n: methods.engines[n] for n in names}, others[:TRIED_ON])
+        best = fastest_method(trial.records, unless_clearly=TUNED)
         announce("measuring all trees in turns on the other prompts")
-        measurement = measure(
-            {PLAIN: PlainEngine(target, decoding=experiment.decoding), **methods.engines},
-            prompts,
-            experiment.evaluation,
-            stop=stop_of(experiment, target),
-            logits=next_logits(target),
-        )
+        measurement = setup.measure({PLAIN: setup.plain(), **methods.engines}, prompts)
     row = experiment.evaluation.methods[best]
-    results = build_results(
-        measurement,
-        experiment=to_plain(experiment),
-        target=provenance.target_of(target),
-        header=header,
-        components=methods.provenance,
-        labels=methods.labels,
-        left_out=methods.left_out,
-        headline=best,
-    )
+    results = setup.results(measurement, methods, header, headline=best)
     results["tune"] = {
         "limits": asdict(limits),
         "block": bench.drafter.block,
         "costs": asdict(costs),
         **_found(chosen, texts),
-        "trial": rates(trial),
+        "trial": {name: tokens_per_second(of) for name, of in trial.records.items()},
         "chosen": best,
         "tree": row.tree or experiment.tree,
         "controller": row.controller or experiment.controller,
@@ -164,20 +129,16 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     return results
 
 
-def bench_of(
-    experiment: Experiment,
-    target: Target,
-    components: Components,
-    announce: Callable[[str], None],
-) -> Bench:
-    """The drafter of the first row, to be measured."""
-    row = next(iter(experiment.evaluation.methods.values()))
-    drafter, _ = drafter_of(row, target, components, Path())
-    drafter = choose_drafter(drafter, experiment.decoding, announce)
-    context = BuildContext.of(target, drafter)
-    rule = components.build("acceptance_rule", row.acceptance or experiment.acceptance, context)
-    target = target.tapped(drafter.taps)
-    return Bench(target, drafter, rule, stop_of(experiment, target), experiment.decoding)
+def bench_of(setup: Setup) -> Bench:
+    """Return what the drafter of the first method is measured with."""
+    experiment = setup.experiment
+    method = next(iter(experiment.evaluation.methods.values()))
+    drafter, _ = setup.drafter(method)
+    context = BuildContext.of(setup.target, drafter)
+    node = method.acceptance or experiment.acceptance
+    rule = setup.components.build("acceptance_rule", node, context)
+    target = setup.target.tapped(drafter.taps)
+    return Bench(target, drafter, rule, setup.stop, experiment.decoding)
 
 
 def _dynamic(components: Components, bench: Bench, limits: Limits) -> TreeBuilder:

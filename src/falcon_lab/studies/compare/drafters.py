@@ -1,35 +1,27 @@
-"""The trainings of a comparison: each an ordinary run, in a folder of its own.
-
-The trained drafters of a comparison, all in one process, and their engines.
-"""
+"""Train the drafters of a comparison, each by a run of its own, and load them into one process."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from falcon_lab.config.schema import Experiment, MethodConfig, Node
-from falcon_lab.decoding.compiling import choose_drafter
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Drafter
-from falcon_lab.measure.engines import drafter_of, engine_of, label
+from falcon_lab.measure.engines import Setup, label
 from falcon_lab.report.history import HISTORY, read_history
 from falcon_lab.run import Run, keep_to_one_device
 from falcon_lab.studies.compare.budgets import NodeBudget
 from falcon_lab.studies.compare.plan import Head, Plan
 
-if TYPE_CHECKING:
-    from falcon_lab.model.target import Target
-    from falcon_lab.plugins.registry import Components
-
-PART, VALIDATION = "train/time/", "val/"
+TIME, VALIDATION = "train/time/", "val/"
 
 
 def train_heads(
@@ -70,9 +62,9 @@ def training_facts(head: Head, seed: int) -> dict[str, Any]:
     folder = head.folders[seed].parent
     history = read_history(folder / HISTORY)
     logged = [
-        sum(value for key, value in record.items() if key.startswith(PART))
+        sum(value for key, value in record.items() if key.startswith(TIME))
         for record in history
-        if any(key.startswith(PART) for key in record)
+        if any(key.startswith(TIME) for key in record)
     ]
     reached: dict[str, float] = {}
     for record in history:
@@ -88,7 +80,7 @@ def training_facts(head: Head, seed: int) -> dict[str, Any]:
 
 
 def tokens_a_step(run: Experiment) -> int:
-    """Tokens of the target's passes for one optimiser step."""
+    """Count the tokens of the target's passes for one optimiser step."""
     batches = int(run.trainer.get("accumulate_grad_batches", 1) or 1)
     return run.data.batch_size * run.data.length * batches
 
@@ -98,8 +90,8 @@ Budgets = Mapping[str, Sequence[NodeBudget]]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One engine of the comparison."""
+class EngineKey:
+    """Names one engine of the comparison."""
 
     head: str
     budget: str
@@ -107,13 +99,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of the engine in the measurement."""
+        """Return the engine's name in the measurement."""
         return f"{self.head} {self.budget} seed {self.seed}"
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A drafter.
+class TrainedDrafter:
+    """Holds a drafter of the comparison.
 
     Attributes:
         head: what it is one of.
@@ -134,112 +126,101 @@ class Contestant:
 
     @property
     def parameters(self) -> int:
-        """Weights of its own; the target's embedding and head are not among them."""
+        """Count its own weights; the target's embedding and head are not among them."""
         if not isinstance(self.drafter, nn.Module):
             return 0
         return sum(weight.numel() for weight in self.drafter.parameters())
 
     def nodes(self, budget: NodeBudget) -> dict[str, Node]:
-        """The components of an engine beside the drafter."""
+        """Return the components of an engine beside the drafter."""
         own, tree = self.head.at(budget)
         return {"tree": tree, "acceptance": own.acceptance, "controller": own.controller}
 
     def drafting(self, budget: NodeBudget) -> tuple[Drafter, Node]:
-        """The drafter at a budget, and its node."""
+        """Return the drafter at a budget, and its node."""
         return self.others.get(budget.word, (self.drafter, self.node))
 
-    def cell(self, budget: NodeBudget) -> Cell:
-        """This drafter with a budget."""
-        return Cell(self.head.name, budget.word, self.seed)
+    def key(self, budget: NodeBudget) -> EngineKey:
+        """Name this drafter's engine with a budget."""
+        return EngineKey(self.head.name, budget.word, self.seed)
 
     def label(self, budget: NodeBudget) -> str:
-        """In a few words."""
+        """Describe it in a few words."""
         nodes = self.nodes(budget)
         drafter, node = self.drafting(budget)
         return label(node, drafter.block, nodes["tree"], nodes["controller"])
 
 
-def load_contestants(
-    plan: Plan, target: Target, components: Components, announce: Callable[[str], None]
-) -> list[Contestant]:
-    """Every head with every seed.
+def load_drafters(plan: Plan, setup: Setup) -> list[TrainedDrafter]:
+    """Load every head with every seed.
 
     Raises:
         FalconLabError: a drafter is not there, or was trained for another target.
     """
-
-    said = set[str]()
+    announced = set[str]()
 
     def once(line: str) -> None:
-        """The seeds of a head have the same to say."""
-        if line not in said:
-            announce(line)
-        said.add(line)
+        """Announce a line: the seeds of a head have the same ones."""
+        if line not in announced:
+            setup.announce(line)
+        announced.add(line)
 
-    def drafting(node: Node | None, folder: Path) -> tuple[Drafter, Node]:
-        drafter, found = drafter_of(MethodConfig(drafter=node), target, components, folder)
-        return choose_drafter(drafter, plan.base.decoding, once), found
-
+    quiet = replace(setup, announce=once)
     found = []
     for head in plan.heads:
-        for seed in head.seeds:
-            folder = head.folders[seed]
+        for seed, folder in ((seed, head.folders[seed]) for seed in head.seeds):
             if head.trains:
-                drafter, node = drafting(None, folder)
-                found.append(Contestant(head, seed, drafter, node, digest_of(head, seed)))
+                drafter, node = quiet.drafter(MethodConfig(), folder)
+                found.append(TrainedDrafter(head, seed, drafter, node, digest_of(folder)))
                 continue
-            drafter, node = drafting(head.experiment.drafter, folder)
-            others = {w: drafting(run.drafter, folder) for w, run in head.spend.items()}
-            found.append(Contestant(head, seed, drafter, node, "", others))
+            drafter, node = quiet.drafter(MethodConfig(drafter=head.experiment.drafter))
+            others = {
+                word: quiet.drafter(MethodConfig(drafter=run.drafter))
+                for word, run in head.spend.items()
+            }
+            found.append(TrainedDrafter(head, seed, drafter, node, "", others))
     return found
 
 
-def digest_of(head: Head, seed: int) -> str:
-    """Names a saved drafter's weights."""
-    with (head.folders[seed] / WEIGHTS).open("rb") as file:
+def digest_of(folder: Path) -> str:
+    """Identify a saved drafter's weights."""
+    with (folder / WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def engines_of(
-    contestants: Iterable[Contestant],
-    budgets: Budgets,
-    plan: Plan,
-    target: Target,
-    components: Components,
-) -> dict[Cell, SpeculativeEngine]:
-    """An engine for every drafter and budget that it fits.
+    drafters: Iterable[TrainedDrafter], budgets: Budgets, setup: Setup
+) -> dict[EngineKey, SpeculativeEngine]:
+    """Build an engine for every drafter and budget that it fits.
 
     Args:
-        contestants: the drafters.
+        drafters: of the comparison.
         budgets: of every head.
-        plan: says how to decode.
-        target: verifies.
-        components: builds the parts.
+        setup: builds the engines.
     """
     engines = {}
-    for contestant in contestants:
-        for budget in budgets[contestant.head.name]:
-            cell, nodes = contestant.cell(budget), contestant.nodes(budget)
-            drafter, _ = contestant.drafting(budget)
+    for one in drafters:
+        for budget in budgets[one.head.name]:
+            drafter, _ = one.drafting(budget)
             try:
-                engine = engine_of(drafter, nodes, plan.base, target, components)
+                engine = setup.engine(drafter, one.nodes(budget))
             except FalconLabError as error:
-                raise FalconLabError(f"{cell.head} with {budget.word}: {error}") from error
+                raise FalconLabError(f"{one.head.name} with {budget.word}: {error}") from error
             if budget.nodes is None or engine.max_nodes - 1 <= budget.nodes:
-                engines[cell] = engine
+                engines[one.key(budget)] = engine
     return engines
 
 
-def made_of(contestants: Iterable[Contestant], budgets: Budgets) -> dict[str, Any]:
-    """Engine -> what decides what it writes and how fast."""
+def described(drafters: Iterable[TrainedDrafter], budgets: Budgets) -> dict[str, Any]:
+    """Return engine -> what decides what it writes and how fast."""
     return {
-        c.cell(budget).name: {
-            "drafter": c.drafting(budget)[1],
-            "weights": c.weights,
-            **c.nodes(budget),
+        one.key(budget).name: {
+            "drafter": one.drafting(budget)[1],
+            "weights": one.weights,
+            **one.nodes(budget),
         }
-        for c in contestants
-        for budget in budgets[c.head.name]
+        for one in drafters
+        for budget in budgets[one.head.name]
     }
 
 
