@@ -1,4 +1,4 @@
-"""A cache of rows is as many caches of one sequence."""
+"""A cache of several sequences is as many caches of one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(cache: KVCache, *numbers: list[int]) -> tuple[Tensor, Tensor]:
 
 
 class Model:
-    """What the rows should hold, as lists."""
+    """What the places should hold, as lists."""
 
     def __init__(self, rows: int) -> None:
         self.cache = BatchCache(LAYERS, rows, CAPACITY)
@@ -77,7 +77,7 @@ class Model:
 
 
 @given(st.data())
-def test_rows_are_filled_extended_and_dropped_without_touching_each_other(data: Any) -> None:
+def test_sequences_are_filled_extended_and_dropped_without_touching_each_other(data: Any) -> None:
     model = Model(3)
     count = data.draw(st.integers(1, 3))
     for row in range(count):
@@ -96,7 +96,7 @@ def test_rows_are_filled_extended_and_dropped_without_touching_each_other(data: 
         model.check()
 
 
-def test_a_pass_may_be_for_some_rows_and_begin_before_their_end() -> None:
+def test_a_pass_may_be_for_some_sequences_and_begin_before_their_end() -> None:
     cache = BatchCache(LAYERS, 3, CAPACITY)
     cache.begin([0, 1, 2], [0, 0, 0])
     write(cache, [1, 2, 3], [4, 5, 6], [7, 8, 9])
@@ -109,7 +109,7 @@ def test_a_pass_may_be_for_some_rows_and_begin_before_their_end() -> None:
     assert torch.equal(keys[0], states([4, 5, 14])[0])
 
 
-def test_positions_are_kept_for_every_row() -> None:
+def test_positions_are_kept_for_every_sequence() -> None:
     cache = BatchCache(LAYERS, 2, CAPACITY)
     for row, positions in enumerate(([0, 1, 2], [0])):
         own = cache.open(row)
@@ -125,21 +125,6 @@ def test_positions_are_kept_for_every_row() -> None:
     cache.drop(0)
     cache.begin()
     assert cache.record_positions(torch.tensor([[2]])).tolist() == [[0, 1, 2]]
-
-
-def test_a_row_that_is_being_read_may_move() -> None:
-    cache = BatchCache(LAYERS, 2, CAPACITY)
-    own = cache.open(1)
-    own.record_positions(torch.tensor([[0, 1]]))
-    write(own, [5, 6])
-    own.move(0)
-    assert own.record_positions(torch.tensor([[2]])).tolist() == [[0, 1, 2]]
-    keys, _ = write(own, [7])
-    assert torch.equal(keys, states([5, 6, 7]))
-    cache.fill(0, own.length)
-    cache.begin()
-    keys, _ = write(cache, [8])
-    assert torch.equal(keys, states([5, 6, 7, 8]))
 
 
 def test_too_long_a_sequence_is_refused() -> None:

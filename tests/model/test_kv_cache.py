@@ -1,4 +1,4 @@
-"""The cache alone: rows in, rows kept, rows dropped."""
+"""The cache alone: states in, states kept, states dropped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from fakes.waits import watched
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.kv_cache import KVCache
+from falcon_lab.model.kv_layout import KVLayout, LayerKV
 
 LAYERS, CAPACITY = 3, 16
 
@@ -37,14 +38,14 @@ def append(cache: KVCache, count: int) -> list[tuple[Tensor, Tensor]]:
 
 def marks(cache: KVCache, layer: int) -> list[float]:
     """What the valid rows of a layer are marked with (checked to agree in keys and values)."""
-    kept = cache._rows[layer]
+    kept = cache._states[layer]
     assert kept is not None
     keys, values = (tensor[0, 0, : cache.length, 0] for tensor in kept)
     assert torch.equal(keys, -values)
     return (keys - 100 * layer).tolist()
 
 
-def test_rows_are_appended_to_every_layer_and_all_of_them_are_returned() -> None:
+def test_states_are_appended_to_every_layer_and_all_of_them_are_returned() -> None:
     cache = filled(5)
     for layer, (keys, values) in enumerate(append(cache, 2)):
         assert torch.equal(keys, rows(0, 7, layer))
@@ -52,13 +53,13 @@ def test_rows_are_appended_to_every_layer_and_all_of_them_are_returned() -> None
     assert cache.length == cache.get_seq_length() == 7
 
 
-def test_memory_is_taken_once_and_rows_are_written_in_place() -> None:
+def test_memory_is_taken_once_and_states_are_written_in_place() -> None:
     cache = filled(1)
-    before = [kept[0].data_ptr() for kept in cache._rows if kept]
+    before = [kept[0].data_ptr() for kept in cache._states if kept]
     append(cache, 9)
     cache.truncate(2)
     append(cache, 1)
-    assert before == [kept[0].data_ptr() for kept in cache._rows if kept]
+    assert before == [kept[0].data_ptr() for kept in cache._states if kept]
 
 
 @given(data=st.data())
@@ -80,14 +81,14 @@ def test_an_empty_path_keeps_nothing_of_the_tree() -> None:
     assert marks(cache, 1) == [0, 1, 2, 3]
 
 
-def test_rows_after_a_commit_follow_the_path() -> None:
+def test_states_after_a_commit_follow_the_path() -> None:
     cache = filled(8)
     cache.commit([4], [[0, 3]])
     append(cache, 1)
     assert marks(cache, 2) == [0, 1, 2, 3, 4, 7, 6]
 
 
-def test_positions_move_with_their_rows() -> None:
+def test_positions_move_with_their_states() -> None:
     cache = filled(4)
     assert cache.record_positions(torch.tensor([[4, 5, 5, 6]])).tolist()[0][4:] == [4, 5, 5, 6]
     append(cache, 4)
@@ -95,22 +96,22 @@ def test_positions_move_with_their_rows() -> None:
     assert cache.record_positions(torch.tensor([[7]])).tolist()[0][4:] == [4, 5, 6, 7]
 
 
-def test_truncate_drops_the_newest_rows_and_refuses_to_grow() -> None:
+def test_truncate_drops_the_newest_positions_and_refuses_to_grow() -> None:
     cache = filled(6)
     cache.truncate(2)
     assert marks(cache, 0) == [0, 1]
-    with pytest.raises(FalconLabError, match="cannot keep 3 of the KV cache's 2 rows"):
+    with pytest.raises(FalconLabError, match="cannot keep 3 of the KV cache's 2 positions"):
         cache.truncate(3)
 
 
-def test_reset_forgets_all_rows() -> None:
+def test_reset_forgets_all_positions() -> None:
     cache = filled(6)
     cache.reset()
     append(cache, 2)
     assert marks(cache, 0) == [0, 1]
 
 
-def test_one_row_too_many_is_refused_before_anything_is_written() -> None:
+def test_one_position_too_many_is_refused_before_anything_is_written() -> None:
     cache = filled(CAPACITY)
     with pytest.raises(FalconLabError, match=f"holds {CAPACITY} positions and 17 are needed"):
         append(cache, 1)
@@ -137,13 +138,13 @@ def test_a_cache_made_under_inference_mode_is_usable_outside_it() -> None:
 def test_memory_is_handed_over_and_the_cache_before_is_left_with_nothing() -> None:
     before = filled(5)
     before.record_positions(torch.arange(2)[None])
-    addresses = [kept[0].data_ptr() for kept in before._rows if kept]
+    addresses = [kept[0].data_ptr() for kept in before._states if kept]
     taken = before.nbytes
     after = before.hand_over()
     assert (after.length, after.capacity, after.nbytes) == (0, CAPACITY, taken)
     assert (before.length, before.nbytes, before.positions) == (0, 0, None)
     append(after, 3)
-    assert addresses == [kept[0].data_ptr() for kept in after._rows if kept]
+    assert addresses == [kept[0].data_ptr() for kept in after._states if kept]
     assert marks(after, 2) == [0, 1, 2]
     with pytest.raises(FalconLabError, match="handed over to another sequence"):
         append(before, 1)
@@ -159,3 +160,56 @@ def test_nobody_waits_for_a_path_that_is_on_the_device() -> None:
             known.commit([4], [path], [nodes])
         assert waits == []
         assert marks(known, 1) == marks(cache, 1)
+
+
+# --- growing -------------------------------------------------------------------------------------
+
+LAYOUT = KVLayout((LayerKV((2, 4), (2, 4), torch.float32),) * 2)
+
+
+def growing(capacity: int, most: int, count: int) -> tuple[KVCache, torch.Tensor]:
+    cache = KVCache(2, capacity, LAYOUT, most)
+    states = torch.randn(1, 2, count, 4)
+    for layer in range(2):
+        cache.update(states, -states, layer)
+    return cache, states
+
+
+@given(first=st.integers(1, 40), asked=st.lists(st.integers(1, 200), max_size=6))
+def test_it_doubles_up_to_a_bound_and_gstates_no_further_than_needed(
+    first: int, asked: list[int]
+) -> None:
+    cache, states = growing(first, 100, 1)
+    for count in asked:
+        before = cache.capacity
+        assert cache.reserve(count) == (count > before)
+        assert cache.capacity >= count
+        assert cache.capacity in (before, count, min(2 * before, 100))
+        assert cache.capacity <= max(100, first, *asked)
+    cache.reserve(2)
+    assert cache.nbytes == LAYOUT.bytes(cache.capacity)
+    for layer in range(2):
+        keys, values = cache.update(states, -states, layer)
+        assert torch.equal(keys, torch.cat([states, states], dim=2))
+        assert torch.equal(values, -keys)
+
+
+def test_room_that_is_there_costs_nothing() -> None:
+    cache, _ = growing(8, 100, 3)
+    kept = cache._pools
+    assert not cache.reserve(8)
+    assert cache._pools is kept
+
+
+def test_positions_of_states_with_a_window_stay_beside_them() -> None:
+    layout = KVLayout(LAYOUT.layers, positions=True)
+    cache = KVCache(2, 4, layout, 100)
+    states, start = torch.randn(1, 2, 3, 4), 5
+    for _ in range(3):
+        cache.reserve(cache.length + 3)
+        seen = cache.record_positions(torch.arange(start, start + 3)[None])
+        for layer in range(2):
+            cache.update(states, states, layer)
+        start += 3
+        assert seen.tolist() == [list(range(5, start))]
+    assert cache.nbytes == layout.bytes(cache.capacity)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.kv_cache import KVCache, KVLayout, LayerRows
+from falcon_lab.model.kv_cache import KVCache
+from falcon_lab.model.kv_layout import KVLayout, LayerKV
 from falcon_lab.model.target import Target
 from tiny_models import FAMILIES, tiny_model, tiny_target, tiny_tokenizer
 
@@ -18,7 +19,7 @@ SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_atte
 
 def taken(cache: KVCache) -> int:
     """Bytes of all storages behind a cache, each counted once."""
-    tensors = [rows for pair in cache._rows if pair for rows in pair]
+    tensors = [rows for pair in cache._states if pair for rows in pair]
     tensors += [cache.positions] if cache.positions is not None else []
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
@@ -105,7 +106,7 @@ def test_keys_and_values_of_different_widths_are_counted_as_they_are() -> None:
 
 
 def test_layers_of_different_shapes_take_no_more_than_their_own() -> None:
-    narrow, wide = (LayerRows((heads, 4), (heads, 4), torch.float32) for heads in (2, 5))
+    narrow, wide = (LayerKV((heads, 4), (heads, 4), torch.float32) for heads in (2, 5))
     layout = KVLayout((narrow, wide, narrow))
     cache = KVCache(3, CAPACITY, layout)
     for layer, rows in enumerate((narrow, wide, narrow)):
@@ -115,7 +116,7 @@ def test_layers_of_different_shapes_take_no_more_than_their_own() -> None:
         assert torch.equal(values, -states)
     assert taken(cache) == cache.nbytes == layout.bytes(CAPACITY) == (4 + 10 + 4) * 4 * 4 * CAPACITY
     cache.commit([0], [[0, 2]])
-    for rows in cache._rows:
+    for rows in cache._states:
         assert rows is not None
         assert torch.equal(rows[0][:, :, :2], -rows[1][:, :, :2])
 

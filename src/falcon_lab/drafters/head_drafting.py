@@ -32,7 +32,7 @@ from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_layout import Layout, PaddedBlocks
 from falcon_lab.drafters.head_passes import HeadOutput, feature_dtype
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
-from falcon_lab.model.kv_cache import BatchCache, GrowingCache, KVCache
+from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.masks import send
 from falcon_lab.model.passes import ForwardPass, NewPositions
 
@@ -129,7 +129,7 @@ class Drafting:
         self._layout = Layout(head)
         self._block = head.block
         self._sequences = [Drafted() for _ in range(count)]
-        self._cache: GrowingCache | BatchCache | None = cache
+        self._cache: KVCache | None = cache
         self._widest = widest
         self._room = CAPACITY
         self._last: Pass | None = None
@@ -152,7 +152,7 @@ class Drafting:
         moved = self._sequences[source]
         self._sequences[goal], self._sequences[source] = moved, Drafted()
         assert isinstance(self._cache, BatchCache)
-        self._cache.copy_row(source, goal, moved.computed)
+        self._cache.copy_sequence(source, goal, moved.computed)
 
     @torch.no_grad()
     def observe(self, number: int, observation: Observation) -> None:

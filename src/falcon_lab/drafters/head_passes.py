@@ -16,7 +16,7 @@ from torch import Tensor
 from falcon_lab.drafters.fusing import State, state_of
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.interfaces import Outputs
-from falcon_lab.model.kv_cache import KVLayout
+from falcon_lab.model.kv_layout import KVLayout
 from falcon_lab.model.passes import Forward, Inputs, NewPositions, Shapes, size_for
 
 LONGEST = 16

@@ -21,7 +21,8 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import PREFIX, backend_of
-from falcon_lab.model.kv_cache import BatchCache, KVCache, KVLayout
+from falcon_lab.model.kv_cache import BatchCache, KVCache
+from falcon_lab.model.kv_layout import KVLayout
 from falcon_lab.model.lean import LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from falcon_lab.interfaces import Announce, Outputs, Recorder, Run
-from falcon_lab.model.kv_cache import GrowingCache, KVCache
+from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.passes import (
     Forward,
     ForwardPass,
@@ -60,7 +60,7 @@ class GraphStorage:
         self._forward = forward
         self._attempts = attempts
         self._step = step
-        self._lent: GrowingCache | None = None
+        self._lent: KVCache | None = None
         self._keys: list[Tensor] = []  # of the memory that the graphs were captured over
         self._graphs: dict[Hashable, Run] = {}
 
@@ -76,7 +76,7 @@ class GraphStorage:
         """Return the memory that the next cache takes over."""
         return 0 if self._lent is None else self._lent.nbytes
 
-    def new_cache(self, positions: int, most: int | None = None) -> GrowingCache:
+    def new_cache(self, positions: int, most: int | None = None) -> KVCache:
         """Return an empty cache for one sequence; the one before holds nothing from now on.
 
         Args:
@@ -93,7 +93,7 @@ class GraphStorage:
             self._forget()
             del taken_over  # gone before more is taken
         layout = self._forward.layout
-        self._lent = GrowingCache(len(layout.layers), capacity, layout, most or capacity)
+        self._lent = KVCache(len(layout.layers), capacity, layout, most or capacity)
         return self._lent
 
     def owns(self, cache: KVCache) -> bool:
@@ -301,7 +301,7 @@ class GraphPass(ForwardPass):
         """Return the capacity, rounded up, so that few differ."""
         return self._storage.capacity(positions)
 
-    def new_cache(self, positions: int, most: int | None = None) -> GrowingCache:
+    def new_cache(self, positions: int, most: int | None = None) -> KVCache:
         """Return an empty cache for one sequence; the one before holds nothing from now on."""
         return self._storage.new_cache(positions, most)
 

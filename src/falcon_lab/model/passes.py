@@ -23,7 +23,8 @@ from torch.nn import functional
 
 from falcon_lab.interfaces import Outputs
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.kv_cache import GrowingCache, KVLayout
+from falcon_lab.model.kv_cache import KVCache
+from falcon_lab.model.kv_layout import KVLayout
 
 Inputs = list[Tensor]
 Shapes = tuple[tuple[int, ...], ...]
@@ -221,7 +222,7 @@ class ForwardPass(ABC):
         """Return the memory of that cache, exactly."""
         return self._forward.layout.bytes(self.capacity(positions))
 
-    def new_cache(self, positions: int, most: int | None = None) -> GrowingCache:
+    def new_cache(self, positions: int, most: int | None = None) -> KVCache:
         """Return an empty cache for one sequence; the one before may be of no use any more.
 
         Args:
@@ -229,7 +230,7 @@ class ForwardPass(ABC):
             most: positions up to which it doubles when more are needed (``reserve``).
         """
         layout, capacity = self._forward.layout, self.capacity(positions)
-        return GrowingCache(len(layout.layers), capacity, layout, most or capacity)
+        return KVCache(len(layout.layers), capacity, layout, most or capacity)
 
     def reserve(self, cache: Any, positions: int) -> bool:
         """Make room for a pass up to so many positions; whether the cache has grown."""

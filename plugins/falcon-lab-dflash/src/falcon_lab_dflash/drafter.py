@@ -31,7 +31,7 @@ from falcon_lab.interfaces import (
     TreeBuilder,
 )
 from falcon_lab.model.fast_passes import fast_passes
-from falcon_lab.model.kv_cache import GrowingCache
+from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
@@ -67,7 +67,7 @@ class DFlashDrafter(TrainableDrafter):
         forward = BlockForward(self.model, self.mask, self.host, self.block)
         self._pass: ForwardPass = EagerPass(forward)
         self._room = ROOM
-        self._cache: GrowingCache | None = None
+        self._cache: KVCache | None = None
         self._pending: list[Tensor] = []  # [M, L, H] each, not yet in the cache
         self._newest: Tensor | None = None  # [1, L, H], the last that is in the cache
         self._root: Tensor | None = None  # 0-d
@@ -199,11 +199,11 @@ class DFlashDrafter(TrainableDrafter):
         self._newest = taps[-1:] if len(taps) else newest
         return taps
 
-    def _positions(self, cache: GrowingCache, new: int) -> Tensor:
+    def _positions(self, cache: KVCache, new: int) -> Tensor:
         """Return ``[new]`` long, behind what is in the cache."""
         return torch.arange(cache.length, cache.length + new, device=self.mask.device)
 
-    def _reserved(self, new: int) -> GrowingCache:
+    def _reserved(self, new: int) -> KVCache:
         """Return the text's cache with room for so many positions more."""
         if self._cache is None:
             room = max(self._room + self.block + 1, new)

@@ -14,7 +14,7 @@ from torch import nn
 
 from falcon_lab.interfaces import Outputs
 from falcon_lab.model.attention.backend import widened
-from falcon_lab.model.kv_cache import KVLayout, LayerRows
+from falcon_lab.model.kv_layout import KVLayout, LayerKV
 from falcon_lab.model.passes import Forward, Inputs, NewPositions, Shapes
 from falcon_lab_dflash.layers import DraftModel
 
@@ -39,7 +39,7 @@ class BlockForward(Forward):
     def layout(self) -> KVLayout:
         """Return what a draft layer keeps of a position."""
         heads = self.model.shape.groups, self.model.shape.head
-        return KVLayout((LayerRows(heads, heads, self.model.dtype),) * len(self.model.layers))
+        return KVLayout((LayerKV(heads, heads, self.model.dtype),) * len(self.model.layers))
 
     def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Draft from taps ``[N, L, H]`` and a root (0-d long).

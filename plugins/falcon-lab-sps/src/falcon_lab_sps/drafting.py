@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.interfaces import Frontier
-from falcon_lab.model.kv_cache import GrowingCache
+from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.masks import causal_mask
 from falcon_lab.model.passes import ForwardPass, NewPositions
 from falcon_lab_sps.small_model import SmallModel
@@ -42,7 +42,7 @@ class Drafting:
         self._model, self._pass = model, run
         self._first = first
         self._room = CAPACITY
-        self._cache: GrowingCache | None = None
+        self._cache: KVCache | None = None
         self._pending: list[Tensor] = []
         self._known = 0  # rows that were observed
         self._length = 0  # L, of them those in the cache
