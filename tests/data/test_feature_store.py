@@ -1,5 +1,6 @@
 import copy
 import pickle
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from falcon_lab.data import feature_store
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.feature_store import FeatureStore, build_store, plan_store, size
+from falcon_lab.data.feature_store import FeatureStore, build_store, size
 from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.errors import FalconLabError
 
@@ -32,13 +33,13 @@ class Echo:
         return torch.stack([tokens, positions, documents], dim=-1).to(self.dtype)
 
 
-@pytest.fixture(autouse=True)
-def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_store, "SHARD_BYTES", 3 * 4 * 3 * 4)  # three rows in float32
+def plan_store(folder: Path, sequences: PackedSequences, target: Echo) -> feature_store.StorePlan:
+    """The plan of a store with shards of three sequences in float32."""
+    return feature_store.plan_store(folder, sequences, target, shard_bytes=3 * 4 * 3 * 4)
 
 
-def build(folder: Path, target: Echo, rows: PackedSequences = ROWS) -> FeatureStore:
-    return build_store(plan_store(folder, rows, target), rows, target, batch_size=2)
+def build(folder: Path, target: Echo, sequences: PackedSequences = ROWS) -> FeatureStore:
+    return build_store(plan_store(folder, sequences, target), sequences, target, batch_size=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -110,7 +111,8 @@ def test_another_target_or_other_data_are_refused_with_both_names(tmp_path: Path
 def test_a_disk_without_room_is_seen_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_store, "free_bytes", lambda folder: 300)
+    disk = namedtuple("disk", "free")(300)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: disk)
     with pytest.raises(FalconLabError, match=r"336 B to write, 300 B free .* not enough room"):
         plan_store(tmp_path / "s", ROWS, Echo())
     assert not (tmp_path / "s").exists()

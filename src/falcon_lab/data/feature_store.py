@@ -107,7 +107,9 @@ class StorePlan:
         )
 
 
-def plan_store(folder: Path, sequences: PackedSequences, target: Teacher) -> StorePlan:
+def plan_store(
+    folder: Path, sequences: PackedSequences, target: Teacher, *, shard_bytes: int = SHARD_BYTES
+) -> StorePlan:
     """Compute the size of a store before anything is written.
 
     Raises:
@@ -123,7 +125,7 @@ def plan_store(folder: Path, sequences: PackedSequences, target: Teacher) -> Sto
         length=sequences.length,
         hidden=target.hidden_size,
         dtype=str(target.dtype).removeprefix("torch."),
-        shard_rows=max(1, SHARD_BYTES // sequence_bytes),
+        shard_rows=max(1, shard_bytes // sequence_bytes),
     )
     if (folder / INDEX).exists():
         refuse_mismatch(folder, read_index(folder), index.target, index.data)
