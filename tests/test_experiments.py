@@ -16,6 +16,7 @@ from falcon_lab.config.load import load_experiment
 from falcon_lab.config.schema import PretrainingConfig
 from falcon_lab.fields import resolve
 from falcon_lab.report.history import read_history
+from falcon_lab.studies.compare.loading import load_plan
 from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke
 
 YAMLS = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
@@ -57,7 +58,8 @@ def test_a_recipe_dry_runs_to_an_experiment_that_loads_as_itself(
 @pytest.mark.parametrize("recipe", COMPARISONS, ids=lambda p: p.relative_to(EXPERIMENTS).as_posix())
 def test_a_comparison_dry_runs_to_its_plan(recipe: Path) -> None:
     printed = run("compare", recipe, "--dry-run")
-    assert "falcon-seed0" in printed
+    head = load_plan(recipe).heads[0]
+    assert f"{head.name}-seed{head.seeds[0]}" in printed
     assert "trainings to do: " in printed
 
 

@@ -77,9 +77,9 @@ class ValidPrefixConfig:
 class FalconObjectiveConfig:
     """L = feature·SmoothL1 + soft·KL + hard·CE; the paper's weights are 1, 0.09 and 0.01."""
 
-    feature: float = 1.0
-    soft: float = 0.09
-    hard: float = 0.01
+    feature: float = ranged(1.0, least=0)
+    soft: float = ranged(0.09, least=0)
+    hard: float = ranged(0.01, least=0)
     hard_label: str = choice("argmax", ("argmax", "data", "sampled"))
     """``argmax`` of the target, the ``data``'s token, or ``sampled`` from the target (official
     code)."""

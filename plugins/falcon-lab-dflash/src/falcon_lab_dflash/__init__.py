@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import ranged
@@ -20,7 +20,7 @@ class DFlashConfig:
     and call the 16 with the root a block."""
     layers: int = ranged(2, least=1)
     """Draft layers (five in the published heads)."""
-    taps: list[int] = field(default_factory=list)
+    taps: list[int] = ranged([], least=0)
     """Layers of the target whose hidden states are read, 0 being its embeddings; empty: up to five,
     from the first to the last but one in equal steps."""
     anchors: int = ranged(32, least=1)

@@ -23,7 +23,7 @@ class EagleConfig:
 class Eagle3Config:
     """Configure EAGLE-3 (arXiv 2503.01840, §3)."""
 
-    taps: list[int] | None = None
+    taps: list[int] | None = ranged(None, least=0)
     """Layers of the target that are read (0: its embeddings, i: what layer i puts out); null is a
     low, a middle and a high one: 2, L // 2 and L - 3 of L layers."""
     head: str = choice("target", ("target", "own"))

@@ -36,7 +36,7 @@ class LookaheadConfig:
     """G: n-grams that are stored for every first token, and verified in a round."""
     from_text: bool = False
     """Whether the n-grams of prompt and answer are stored too."""
-    seed: int = 0
+    seed: int = ranged(0, least=0)
     """Seed of the first guesses, which are drawn from the text."""
 
 
