@@ -48,7 +48,7 @@ def check_schedule(schedule: Recipe, *, seed: int = 0) -> None:
 
 def check_declarations(tested: ComponentUnderTest, schedule: Any) -> None:
     """Check the attributes that training reads."""
-    source = getattr(schedule, "token_source", None)
+    source = schedule.token_source
     tested.expect(
         source in ("target", "data"),
         "token_source",
@@ -56,7 +56,7 @@ def check_declarations(tested: ComponentUnderTest, schedule: Any) -> None:
         found=repr(source),
         fix="say whose tokens are shown",
     )
-    keep = getattr(schedule, "keep_revealed_in_loss", None)
+    keep = schedule.keep_revealed_in_loss
     tested.expect(
         isinstance(keep, bool),
         "keep_revealed_in_loss",
