@@ -1,9 +1,4 @@
-"""Files that are there as a whole or not at all.
-
-Files of JSON lines that grow while something runs, and survive a kill in mid-line.
-
-Where things that are made once are kept: the user's cache folder.
-"""
+"""Files that survive a kill: written whole or not at all, or line by line; and the cache folder."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from falcon_lab.errors import FalconLabError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to; the file takes the place of ``path`` when all went well.
+    """Yield a name beside ``path`` to write to; the file replaces ``path`` when all went well.
 
     Readers see the old file or the new one. After an error the old one is still there and the
     other is removed. Each process has a name of its own, which ends as ``path`` does.
@@ -62,7 +57,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole record; what a kill cut off is left out, and a missing file is empty."""
+    """Yield every whole record; what a kill cut off is left out, and a missing file is empty."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -76,7 +71,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cut_off(file: Any) -> bool:
-    """Whether the file's last line has no end."""
+    """Return whether the file's last line has no end."""
     if file.seek(0, 2) == 0:
         return False
     file.seek(-1, 2)
@@ -84,7 +79,7 @@ def _cut_off(file: Any) -> bool:
 
 
 def cache_folder() -> Path:
-    """``$FALCON_LAB_CACHE``, else ``$XDG_CACHE_HOME/falcon-lab``, else ``~/.cache/falcon-lab``."""
+    """Return ``$FALCON_LAB_CACHE``, ``$XDG_CACHE_HOME/falcon-lab`` or ``~/.cache/falcon-lab``."""
     if chosen := os.environ.get("FALCON_LAB_CACHE"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")

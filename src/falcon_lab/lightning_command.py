@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def is_ours(arguments: Sequence[str]) -> bool:
-    """Whether the call is ``run`` with a YAML as its first positional argument."""
+    """Return whether the call is ``run`` with a YAML as its first positional argument."""
     if not arguments or arguments[0] != "run":
         return False
     positional = next((word for word in arguments[1:] if not word.startswith("-")), "")
@@ -45,7 +45,7 @@ def is_ours(arguments: Sequence[str]) -> bool:
 
 
 def other_owner() -> Callable[[], Any] | None:
-    """The ``lightning`` command of another installed distribution, or None."""
+    """Return the ``lightning`` command of another installed distribution, or None."""
     from importlib.metadata import entry_points  # costs more than all the rest of this file
 
     found = entry_points(group="console_scripts", name="lightning")

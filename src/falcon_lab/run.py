@@ -50,7 +50,7 @@ HARMLESS = (
 
 @dataclass
 class Run:
-    """What the stages of one experiment share.
+    """Hold what the stages of one experiment share.
 
     Attributes:
         experiment: the validated configuration.
@@ -101,17 +101,17 @@ class Run:
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process only takes part in a distributed training."""
+        """Return whether this process only takes part in a distributed training."""
         return os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("RANK", "0") != "0"
 
     @cached_property
     def components(self) -> Components:
-        """The registry of components."""
+        """Load the registry of components."""
         return load_components()
 
     @cached_property
     def tracking(self) -> Tracking:
-        """The loggers, started when the first stage needs them."""
+        """Start the loggers, when the first stage needs them."""
         from falcon_lab.report.tracking import start_tracking
 
         trains = "distil" in self.experiment.stages
@@ -124,11 +124,11 @@ class Run:
 
     @property
     def results_path(self) -> Path:
-        """Everything that was measured."""
+        """Return the file of everything that was measured."""
         return self.folder / "results.json"
 
     def load_results(self) -> dict[str, Any]:
-        """``results.json`` of this folder.
+        """Read ``results.json`` of this folder.
 
         Raises:
             FalconLabError: there is none yet, or it cannot be read.
@@ -143,17 +143,17 @@ class Run:
 
     @property
     def drafter_folder(self) -> Path:
-        """The saved drafter."""
+        """Return the folder of the saved drafter."""
         return self.folder / "drafter"
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Lightning's checkpoints."""
+        """Return the folder of Lightning's checkpoints."""
         return self.folder / "checkpoints"
 
     @property
     def training_done(self) -> bool:
-        """Whether the drafter of this configuration is finished."""
+        """Return whether the drafter of this configuration is finished."""
         return (self.drafter_folder / "config.json").exists()
 
     def claim(self) -> None:
@@ -171,7 +171,7 @@ class Run:
 
 
 def training_facts(experiment: Experiment) -> dict[str, Any]:
-    """The dotted keys that decide what drafter comes out, with their values."""
+    """Return the dotted keys that decide what drafter comes out, with their values."""
     plain = to_plain(experiment)
     facts = {
         key: value
@@ -182,7 +182,7 @@ def training_facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Nested mappings as dotted keys; an empty one has none."""
+    """Yield nested mappings as dotted keys; an empty one has none."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}")

@@ -43,7 +43,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Stream:
-    """Writes tokens as text, as soon as they are whole characters.
+    """Write tokens as text, as soon as they are whole characters.
 
     Attributes:
         seconds: time spent here, which is not decoding's.

@@ -54,7 +54,7 @@ def third_party_tips_silenced() -> Iterator[None]:
 
 
 class _Without(logging.Filter):
-    """Lets no message through that begins with one of some texts."""
+    """Let no message through that begins with one of some texts."""
 
     def __init__(self, beginnings: tuple[str, ...]) -> None:
         super().__init__()

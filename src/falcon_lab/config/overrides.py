@@ -1,7 +1,4 @@
-"""Overrides: ``key=value`` in every style that people and sweeps write.
-
-Who said what: the file's line, or the override, that an error of a configuration names.
-"""
+"""Overrides, ``key=value`` in every style that people and sweeps write, and where a key was set."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class Override:
     Attributes:
         key: full dotted key.
         value: plain value.
-        label: what errors call it.
+        label: its name in errors.
     """
 
     key: str
@@ -32,7 +29,7 @@ class Override:
     label: str
 
     def covers(self, key: str) -> bool:
-        """Whether it set ``key``, or all around it."""
+        """Return whether it set ``key``, or all around it."""
         return key.partition("[")[0] == self.key or key.startswith(f"{self.key}.")
 
 
@@ -58,7 +55,7 @@ def parse_overrides(texts: Iterable[str], *, label: str = "override") -> list[Ov
 
 
 def is_yaml(text: str) -> bool:
-    """Whether an override is the name of a YAML file."""
+    """Return whether an override is the name of a YAML file."""
     return text.endswith((".yaml", ".yml")) and "=" not in text
 
 
@@ -86,7 +83,7 @@ def apply_overrides(
 
 
 def _from_file(path: Path, written: str) -> list[Override]:
-    """The overrides that W&B's ``${args_json_file}`` stands for."""
+    """Read the overrides that W&B's ``${args_json_file}`` stands for."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -123,7 +120,7 @@ def _value(text: str) -> Any:
 
 
 def _lists(value: Any) -> Any:
-    """Tuples as lists: YAML knows no others."""
+    """Return tuples as lists: YAML knows no others."""
     if isinstance(value, dict):
         return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
@@ -171,7 +168,7 @@ def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
 
 @dataclass
 class Origin:
-    """Where a configuration's keys come from.
+    """Know where a configuration's keys come from.
 
     Attributes:
         name: what stands for the whole.
@@ -184,11 +181,11 @@ class Origin:
     places: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path, lines: Mapping[str, int]) -> None:
-        """The keys of a file; one that an earlier file said too is the later one's."""
+        """Add the keys of a file; one that an earlier file set too is the later one's."""
         self.places |= {key: f"{path}:{line}" for key, line in lines.items()}
 
     def blame(self, error: ConfigError) -> str:
-        """The override that set the key, or something around or in it, else the file and line."""
+        """Return the override that set the key, or what is around or in it, else file and line."""
         key = error.key
         for override in reversed(self.overrides):
             inside = override.key.startswith(f"{key}.")

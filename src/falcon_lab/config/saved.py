@@ -22,7 +22,7 @@ DEFAULT_TREES = ("chain", "static")
 
 
 def decoding_experiment(drafter: Path | None, overrides: Sequence[str]) -> Experiment:
-    """Defaults, then what the drafter's folder says of its target, then the overrides.
+    """Return the defaults under what the drafter's folder knows of its target and the overrides.
 
     Raises:
         FalconLabError: there is no drafter in the folder, or an override is wrong.
@@ -34,15 +34,14 @@ def decoding_experiment(drafter: Path | None, overrides: Sequence[str]) -> Exper
 def bench_experiment(
     drafter: Path | None, trees: Sequence[str], overrides: Sequence[str]
 ) -> Experiment:
-    """The same, with a method for every tree; without a drafter there are only those of the
-    overrides.
+    """Return the same with a method for every tree; without a drafter, with those of the overrides.
 
     Args:
         drafter: a saved drafter's folder.
         trees: ``NAME`` or ``NAME,key=value,…``, or a YAML with ``tree``, and ``controller`` if it
             brings its own; none stands for a chain and the default tree.
         overrides: of the configuration; with a ``tree.name`` among them, those of the tree are
-            the experiment's own and no row's.
+            the experiment's own and no method's.
 
     Raises:
         FalconLabError: as above, or trees without a drafter.
@@ -70,17 +69,17 @@ def bench_experiment(
 
 
 def key_of(override: str) -> str:
-    """``tree.depth`` of ``--tree.depth=6``."""
+    """Return ``tree.depth`` of ``--tree.depth=6``."""
     return override.lstrip("-+").partition("=")[0]
 
 
 def names_a_drafter(overrides: Sequence[str]) -> bool:
-    """Whether some override is about the drafter, as in ``drafter.name=lookup``."""
+    """Return whether some override is about the drafter, as in ``drafter.name=lookup``."""
     return any(key_of(word).startswith("drafter") for word in overrides)
 
 
 def target_overrides(folder: Path) -> list[str]:
-    """The target that a saved drafter was trained for, as overrides.
+    """Return the target that a saved drafter was trained for, as overrides.
 
     Inside a run's folder the run knows it completely, with the recipe of a target of one's own;
     a folder that was shared knows the target's name.
@@ -95,7 +94,7 @@ def target_overrides(folder: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         FalconLabError: there is none.
@@ -117,7 +116,7 @@ def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
 
 
 def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
-    """The experiment that evaluates what is in ``folder``.
+    """Return the experiment that evaluates what is in ``folder``.
 
     A run's folder is measured as its own experiment says. A drafter's folder that was shared is
     measured by its chain and its default tree, into ``runs/evaluate-NAME``.

@@ -190,7 +190,7 @@ class DecodingConfig:
 
 @dataclass
 class PromptsConfig:
-    """What is asked at evaluation."""
+    """The prompts of the evaluation."""
 
     name: str = "heldout"
     """``heldout`` or ``validation`` (of the data's corpus), ``stdlib``, ``humaneval``, ``gsm8k``,
@@ -205,7 +205,7 @@ class PromptsConfig:
 
 @dataclass
 class MethodConfig:
-    """One row of the comparison. Parts left out are the experiment's own."""
+    """One method that is measured. Parts left out are the experiment's own."""
 
     drafter: Node | None = None
     """A training-free drafter's node; null is the drafter that this run trained."""
@@ -215,7 +215,7 @@ class MethodConfig:
     acceptance: Node | None = None
     controller: Node | None = None
     optional: bool = False
-    """Leave the row out, and say so, when its plug-in is not installed or its folder not there."""
+    """Leave the method out, and note it, when its plug-in or its folder is not there."""
 
 
 @dataclass
@@ -243,7 +243,7 @@ class EvaluationConfig:
 
 @dataclass
 class WandbConfig:
-    """Weights & Biases: offline unless told otherwise."""
+    """Weights & Biases: offline by default."""
 
     mode: str | None = choice(None, ("offline", "online", "disabled"))
     """``offline``, ``online``, ``disabled``; null: offline, or online inside a sweep."""

@@ -1,4 +1,4 @@
-"""Checks the ``trainer:`` section against the installed Lightning, without importing it.
+"""Check the ``trainer:`` section against the installed Lightning, without importing it.
 
 Importing Lightning takes seconds; reading the signature in its source takes milliseconds, and is
 always in step with the version that is installed.
@@ -25,7 +25,7 @@ SCALARS = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "
 
 
 def check_trainer(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section, with 4.0 made 4 where Lightning wants an int.
+    """Return the section, with 4.0 made 4 where Lightning wants an int.
 
     Raises:
         ConfigError: an argument that the installed Trainer does not have, that an experiment sets
@@ -45,7 +45,7 @@ def check_trainer(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainer_annotations() -> dict[str, ast.expr | None]:
-    """Name -> annotation of every argument of ``lightning.Trainer``, read from its source."""
+    """Return name -> annotation of every argument of ``lightning.Trainer``, from its source."""
     spec = importlib.util.find_spec("lightning")
     if spec is None or spec.origin is None:
         raise FalconLabError("lightning is not installed; pip install 'lightning>=2.6.4,<3'")
