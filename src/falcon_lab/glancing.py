@@ -118,8 +118,8 @@ def _draw_prefixes(
     taken = length[order].cumsum(0) - length[order]
     first = torch.searchsorted(sequence, sequence)  # sequence is sorted, so order keeps it
     left = wanted[sequence] - (taken - taken[first])
-    shown = torch.minimum(length[order], left.clamp_min(0))
-    return torch.zeros_like(length).scatter_(0, order, shown)
+    revealed = torch.minimum(length[order], left.clamp_min(0))
+    return torch.zeros_like(length).scatter_(0, order, revealed)
 
 
 class ValidPrefix(GlancingSchedule):

@@ -84,7 +84,7 @@ def test_samples_with_one_id_are_both_kept_and_told_apart(tmp_path: Path) -> Non
         ('{"messages": [{"role": "user"}]}', "message 1 has no 'content'"),
         ('{"conversations": [{"from": "alien", "value": "x"}]}', "message 1 is by 'alien'"),
         ('{"messages": [{"role": ["user"], "content": "x"}]}', r"message 1 is by \['user'\]"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "message 1 says a number"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "the content of message 1 is a number"),
         ('{"messages": [{"role": "user", "content": [{"image": "x"}]}]}', "not text"),
     ],
 )
@@ -141,17 +141,17 @@ def chat(*turns: str) -> Document:
     return Document("c", messages=messages, source="chats.jsonl:7")
 
 
-def learnt(rendered: Rendered) -> list[str]:
+def answers(rendered: Rendered) -> list[str]:
     return [rendered.text[start:end] for start, end in rendered.answers]
 
 
-def test_marks_of_the_template_say_what_is_learnt() -> None:
+def test_marks_of_the_template_enclose_the_answers() -> None:
     rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), PLAIN)
     # The engine trims the newline behind a block, so the template's last one is not shown.
     assert rendered.text == (
         "### User\nhi\n### Assistant\nyo<|endoftext|>### User\nand?\n### Assistant\nno<|endoftext|>"
     )
-    assert learnt(rendered) == ["yo<|endoftext|>", "no<|endoftext|>"]
+    assert answers(rendered) == ["yo<|endoftext|>", "no<|endoftext|>"]
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_marks_agree_with_what_transformers_reads_from_them(template: str) -> No
 
 def test_without_marks_answers_are_found_between_prompts() -> None:
     rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), CHATML)
-    assert learnt(rendered) == ["yo<|im_end|>\n", "no<|im_end|>\n"]
+    assert answers(rendered) == ["yo<|im_end|>\n", "no<|im_end|>\n"]
 
 
 def test_an_answer_that_looks_different_while_it_is_the_last_is_found_too() -> None:
     rendered = render(chat("hi", "yo", "and?", "no"), tokenizer(), THINKING)
-    assert learnt(rendered) == ["yo<|im_end|>\n", "<think></think>\nno<|im_end|>\n"]
+    assert answers(rendered) == ["yo<|im_end|>\n", "<think></think>\nno<|im_end|>\n"]
 
 
 def test_what_an_assistant_says_first_of_all_is_context() -> None:
@@ -201,7 +201,7 @@ def test_what_an_assistant_says_first_of_all_is_context() -> None:
         {"role": "assistant", "content": "yo"},
     ]
     rendered = render(Document("c", messages=messages), tokenizer(), CHATML)
-    assert learnt(rendered) == ["yo<|im_end|>\n"]
+    assert answers(rendered) == ["yo<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(

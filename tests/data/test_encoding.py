@@ -56,7 +56,7 @@ class WithoutOffsets:
         return {"input_ids": [ord(character) for character in text]}
 
 
-def test_a_text_is_learnt_whole_and_ends_with_eos_once() -> None:
+def test_all_of_a_text_is_in_the_loss_and_it_ends_with_eos_once() -> None:
     encoded = encode(Document("a", text="x = 1\n"), tokenizer())
     assert tokenizer().decode(encoded.tokens) == "x = 1\n<|endoftext|>"
     assert all(encoded.loss_mask)
@@ -64,7 +64,7 @@ def test_a_text_is_learnt_whole_and_ends_with_eos_once() -> None:
     assert ended.tokens == encoded.tokens
 
 
-def test_of_a_chat_only_what_the_assistant_says_is_learnt() -> None:
+def test_of_a_chat_only_the_answers_are_in_the_loss() -> None:
     assert spans(CHAT, tokenizer(), CHATML) == [
         ("[user]def f\n[assistant]", False),
         ("return x\n", True),
@@ -75,8 +75,8 @@ def test_of_a_chat_only_what_the_assistant_says_is_learnt() -> None:
 
 def test_a_tokenizer_that_tells_no_offsets_gives_the_same_mask_by_prefixes() -> None:
     encoded = encode(CHAT, WithoutOffsets(), CHATML)
-    learnt = [chr(t) for t, m in zip(encoded.tokens, encoded.loss_mask, strict=True) if m]
-    assert "".join(learnt) == "return x\nreturn y\n"
+    counted = [chr(t) for t, m in zip(encoded.tokens, encoded.loss_mask, strict=True) if m]
+    assert "".join(counted) == "return x\nreturn y\n"
 
 
 def test_prefixes_that_do_not_hold_are_an_error_with_the_samples_id() -> None:
@@ -148,7 +148,7 @@ def test_a_sample_is_shown_whole_with_its_special_tokens() -> None:
     assert spans(Document("a", text=text), tokenizer) == [(text + "<|endoftext|>", True)]
 
 
-def test_what_is_learnt_of_a_chat_stands_apart() -> None:
+def test_what_counts_of_a_chat_stands_apart() -> None:
     tokenizer = train_tokenizer(generate_modules("train", 20), 300)
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     shown = spans(Document("a", messages=turns), tokenizer, PLAIN)

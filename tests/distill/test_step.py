@@ -120,7 +120,7 @@ def test_a_drafter_that_cannot_go_on_from_itself_is_refused() -> None:
     class Deaf(nn.Linear, TrainedAlone):
         """Has weights."""
 
-    with pytest.raises(FalconLabError, match=r"Deaf cannot go on .* distillation\.unroll=1"):
+    with pytest.raises(FalconLabError, match=r"Deaf cannot continue .* distillation\.unroll=1"):
         distillation(drafter=Deaf(1, 1), unroll=2)
 
 

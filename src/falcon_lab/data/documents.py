@@ -150,7 +150,7 @@ def _content(content: Any, number: int) -> str:
             return "".join(parts)
         raise ValueError(f"message {number} has parts that are not text")
     if not isinstance(content, str):
-        raise ValueError(f"message {number} says {kind(content)}, not a text")
+        raise ValueError(f"the content of message {number} is {kind(content)}, not a text")
     return content
 
 
@@ -270,7 +270,7 @@ class _Chat:
         if not whole.startswith(prompt):
             raise self._fault(
                 f"the chat template renders what stands before message {number + 1} otherwise "
-                "when the chat goes on; mark the answers in it with {% generation %}"
+                "when the chat continues; mark the answers in it with {% generation %}"
             )
         if whole.startswith(through):
             return len(prompt), len(through)
@@ -283,7 +283,7 @@ class _Chat:
         if answer and whole.startswith(answer + closing, start):
             return start + len(answer + closing)
         raise self._fault(
-            f"the chat template renders message {number + 1} otherwise when the chat goes on; "
+            f"the chat template renders message {number + 1} otherwise when the chat continues; "
             "mark the answers in it with {% generation %}"
         )
 

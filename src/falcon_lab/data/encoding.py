@@ -98,7 +98,7 @@ def encode(document: Document, tokenizer: Any, template: str | None = None) -> E
     tokens, mask = _mask(rendered.text, rendered.answers, tokenizer, document)
     if not any(mask):
         raise FalconLabError(
-            f"sample {document.id} ({document.source}): nothing in it is to be learnt; the chat "
+            f"sample {document.id} ({document.source}): nothing in it counts in the loss; the chat "
             "template shows no answer of an assistant"
         )
     return Encoded(tokens, mask)
@@ -182,7 +182,7 @@ def _mask_by_prefixes(
         if tokens[: len(before)] != before or tokens[: len(through)] != through:
             raise FalconLabError(
                 f"sample {document.id} ({document.source}): the tokenizer joins what an assistant "
-                "says with what stands around it, so that the two cannot be told apart"
+                "writes with what stands around it, so that the loss mask cannot be cut there"
             )
         mask[len(before) : len(through)] = [True] * (len(through) - len(before))
     return tokens, mask

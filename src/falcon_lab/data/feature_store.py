@@ -2,7 +2,7 @@
 
 A folder of safetensors shards and an index that names the target and the sequences they belong to.
 Shards are written under a temporary name and renamed, so that one with the right name is whole;
-a build that was killed goes on with the first shard that is missing.
+a build that was killed resumes with the first shard that is missing.
 
 Shapes: N sequences, B batch, T tokens of a sequence, H hidden.
 """

@@ -1,6 +1,6 @@
 """Prompts cut from documents that nothing was trained on.
 
-A text gives its first tokens, a chat what its user says, and a file of the standard library its
+A text gives its first tokens, a chat its user's turns, and a file of the standard library its
 documented functions, each from ``def`` to the end of the docstring.
 """
 
@@ -61,7 +61,7 @@ def heldout_prompts(
 
 
 def _turns(document: Document, tokens: int, tokenizer: Any) -> list[str]:
-    """Return the beginning of a text, or what the user of a chat says."""
+    """Return the beginning of a text, or the user's turns of a chat."""
     if document.messages is None:
         text = _beginning(document.text or "", tokens, tokenizer)
         return [text] if text.strip() else []

@@ -42,8 +42,8 @@ def regenerate(
 ) -> list[Encoded]:
     """Return the documents, a ``share`` of them as the target continues them.
 
-    A text keeps a beginning of random length, half of a sequence at the most, and a chat all before
-    its first answer. The loss mask has the continuation, and a text's beginning too.
+    Of a text a beginning of random length stays, half of a sequence at the most, and of a chat all
+    before its first answer. The loss mask has the continuation, and a text's beginning too.
 
     Args:
         documents: of a training split.

@@ -27,12 +27,12 @@ def make_batch(
     """Return the sequences ``numbers`` ``[B]``; number -1 is a sequence of padding alone."""
     there = numbers >= 0
     chosen = numbers.clamp(min=0)
-    keep = there[:, None]
+    real = there[:, None]
     batch = Batch(
-        tokens=sequences.tokens[chosen].long() * keep,
-        loss_mask=sequences.loss_mask[chosen] & keep,
-        documents=torch.where(keep, sequences.documents[chosen].long(), PADDING),
-        positions=sequences.positions[chosen].long() * keep,
+        tokens=sequences.tokens[chosen].long() * real,
+        loss_mask=sequences.loss_mask[chosen] & real,
+        documents=torch.where(real, sequences.documents[chosen].long(), PADDING),
+        positions=sequences.positions[chosen].long() * real,
         index=torch.tensor(index),
     )
     return batch if features is None else batch._replace(features=features[chosen.tolist()])
@@ -112,7 +112,7 @@ class BatchStream:
         return self.length
 
     def __iter__(self) -> Iterator[Batch]:
-        # One that ended begins the next pass; one that was restored goes on in its own.
+        # One that ended begins the next pass; one that was restored continues its own.
         end = (self._taken // self.length + 1) * self.length
         rank, world = self.share.rank, self.share.world
         loader: Any = DataLoader(

@@ -215,11 +215,11 @@ def _check_unroll(drafter: Drafter, config: DistillationConfig) -> None:
         return
     if not drafter.unrolls:
         raise FalconLabError(
-            f"distillation.unroll is {config.unroll}, and {type(drafter).__name__} cannot go on "
-            "from its own predictions in training (unroll); set distillation.unroll=1"
+            f"distillation.unroll is {config.unroll}, and {type(drafter).__name__} cannot "
+            "continue from its own predictions in training (unroll); set distillation.unroll=1"
         )
     if config.compile:
         raise FalconLabError(
-            "distillation.compile is for training passes that nothing goes on from; set "
+            "distillation.compile cannot compile unrolled training; set "
             "distillation.compile=false or distillation.unroll=1"
         )

@@ -197,7 +197,7 @@ class DistillationStep:
 
         Args:
             inputs: of the first pass.
-            reveal: what it is shown.
+            reveal: the labels that it is shown.
             passes: how many; None: ``config.unroll``.
         """
         inputs = replace(inputs, generator=self._generator("drafter"))

@@ -1,7 +1,7 @@
 """A seeded generator of small, varied, valid Python modules: the built-in corpus.
 
 Library sources teach a model of this size to babble within the minutes that a CPU has; these
-modules are narrow enough to be learnt and varied enough not to loop. Each has a theme (a noun and
+modules are narrow enough to learn and varied enough not to loop. Each has a theme (a noun and
 three attributes), so that its names recur, and its tests assert what its functions really return.
 """
 
