@@ -20,17 +20,16 @@ blocks of a round, k block, C channels of a fused token, M LSTM layers, H hidden
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.drafters.fusing import State
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_layout import Layout, PaddedBlocks
 from falcon_lab.drafters.head_passes import HeadOutput, feature_dtype
+from falcon_lab.drafters.head_state import Drafted, Pass, branch, joined_state, split_state
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.masks import send
@@ -38,71 +37,6 @@ from falcon_lab.model.passes import ForwardPass, NewPositions
 
 CAPACITY = 512  # positions of a cache when nobody has said how long the sequence will get
 PIECE = 2048  # tokens of one pass over a prompt, so that no mask is larger than [1, PIECE, S]
-
-
-@dataclass(slots=True)
-class Drafted:
-    """A sequence that is drafted for.
-
-    Attributes:
-        pending: positions that the next round computes.
-        length: L, the tokens that are fused.
-        computed: of them, those whose keys and values are in the cache.
-        blocks: P, behind them.
-        state: of the fuse after the last of them, ``[M, 1, H]`` each.
-        recent: ``[1, n, C]``, the newest of them, fused: k, or as many as are not computed.
-    """
-
-    pending: list[Observation] = field(default_factory=list)
-    length: int = 0
-    computed: int = 0
-    blocks: int = 0
-    state: State | None = None
-    recent: Tensor | None = None
-
-    def window(self, start: int, stop: int) -> Tensor:
-        """Return the fused tokens from ``start`` to ``stop``, ``[n, C]``."""
-        if self.recent is None:
-            return torch.empty(0, 0)
-        before = self.length - self.recent.shape[1]
-        return self.recent[0, start - before : stop - before]
-
-    def append(self, fused: Tensor, state: State | None) -> None:
-        """Take ``[1, n, C]`` fused tokens in, and the state after them."""
-        self.recent = fused if self.recent is None else torch.cat([self.recent, fused], dim=1)
-        self.state = state
-        self.length += fused.shape[1]
-
-    def complete(self, block: int) -> None:
-        """Note that a round's first pass has computed everything."""
-        assert self.recent is not None
-        self.recent, self.computed, self.blocks = self.recent[:, -block:], self.length, 0
-
-    def newest(self, block: int) -> Tensor:
-        """Return the newest k fused tokens, ``[1, k, C]``, padded with zeros in front."""
-        assert self.recent is not None
-        missing = block - self.recent.shape[1]
-        return functional.pad(self.recent, (0, 0, missing, 0)) if missing else self.recent
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What the next pass continues from; the blocks of all sequences stand one after the other.
-
-    Attributes:
-        first: sequence -> its first block.
-        features: ``[ΣF, k, H]``, predicted.
-        state: of the fuse after each block's last token.
-        visible: ``[ΣF, P]`` bool, the cached blocks on the way to each block, itself too; None:
-            all of them.
-        depth: passes since the root.
-    """
-
-    first: dict[int, int]
-    features: Tensor
-    state: State | None
-    visible: Tensor | None
-    depth: int
 
 
 class Drafting:
@@ -305,7 +239,7 @@ class Drafting:
             mask=windows.mask,
             cache=self._begin(numbers, starts, 0),
         )
-        states = _split(state, len(numbers))
+        states = split_state(state, len(numbers))
         for one, length, recent, own in zip(chosen, lengths, newest.split(1), states, strict=True):
             one.recent, one.state, one.length = recent, own, length
             one.complete(block)
@@ -314,13 +248,7 @@ class Drafting:
 
     def _states(self, numbers: list[int]) -> State | None:
         """Return the states of the fuse of some sequences, ``[M, R, H]`` each."""
-        found = [self._sequences[number].state for number in numbers]
-        states = [state for state in found if state is not None]
-        if not states:
-            return None
-        if len(states) == 1:
-            return states[0][0].contiguous(), states[0][1].contiguous()
-        return torch.cat([h for h, _ in states], dim=1), torch.cat([c for _, c in states], dim=1)
+        return joined_state([self._sequences[number].state for number in numbers])
 
     # --- later passes -------------------------------------------------------------------------
 
@@ -420,18 +348,6 @@ class Drafting:
         self._pass.reserve(cache, stop)
         cache.begin(numbers, starts)
         return cache
-
-
-def branch(state: State | None, parents: Tensor) -> State | None:
-    """Return the states of some of the sequences."""
-    return None if state is None else (state[0][:, parents], state[1][:, parents])
-
-
-def _split(state: State | None, count: int) -> list[State | None]:
-    """Return the state of every sequence by itself."""
-    if state is None:
-        return [None] * count
-    return list(zip(state[0].split(1, dim=1), state[1].split(1, dim=1), strict=True))
 
 
 def _picked(rows: Tensor, index: Tensor) -> Tensor:
