@@ -88,28 +88,17 @@ class HeadForward(Forward):
             rows = torch.cat([rows, (newest + head.offsets).flatten(0, 1)])
         elif (missing := predicting - rows.shape[0]) > 0:
             rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
-        hidden = self._blocks(rows, new)[-predicting:]
-        return hidden, self.drafter.logits(hidden), fused, *(state or ())
+        hidden = _decoded(head, rows, new)[-predicting:]
+        return hidden, head.logits(hidden), fused, *(state or ())
 
     def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Compute a ``HeadOutput`` of padded inputs, the recurrence written out."""
         tokens, features, older, *parts, last, predicting = inputs
-        joined = self.drafter.join(tokens, features)
-        fused, state = self.drafter.fuse.until(joined, state_of(parts), last)
+        head = self.drafter
+        fused, state = head.fuse.until(head.join(tokens, features), state_of(parts), last)
         rows = torch.cat((older, fused.flatten(0, 1)))
-        hidden = self._blocks(rows, new).index_select(0, predicting)
-        return hidden, self.drafter.logits(hidden), fused, *(state or ())
-
-    def _blocks(self, rows: Tensor, new: NewPositions | None) -> Tensor:
-        """Send ``[n, C]`` through the decoder blocks; ``[n, H]``."""
-        assert new is not None
-        hidden: Tensor = self.drafter.backbone(
-            embeddings=rows[None],
-            positions=new.positions[None],
-            mask=None if new.mask is None else new.mask[None],
-            cache=new.cache,
-        )
-        return hidden[0]
+        hidden = _decoded(head, rows, new).index_select(0, predicting)
+        return hidden, head.logits(hidden), fused, *(state or ())
 
     def supports(self, inputs: Inputs) -> bool:
         """Return whether these are a round's own: new tokens behind less than a block of others."""
@@ -171,6 +160,19 @@ class HeadForward(Forward):
             fused, state = drafter.fuse(drafter.join(tokens[:, :1], features[:, :1]), None)
             older = fused.new_zeros(max(0, drafter.block - new), fused.shape[-1])
             yield [tokens, features, older, *(state or ())]
+
+
+def _decoded(head: HeadLayers, rows: Tensor, new: NewPositions | None) -> Tensor:
+    """Send ``[n, C]`` through the decoder blocks; ``[n, H]``."""
+    assert new is not None
+    positions, mask, cache = new
+    hidden: Tensor = head.backbone(
+        embeddings=rows[None],
+        positions=positions[None],
+        mask=None if mask is None else mask[None],
+        cache=cache,
+    )
+    return hidden[0]
 
 
 def feature_dtype(drafter: HeadLayers) -> torch.dtype:

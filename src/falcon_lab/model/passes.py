@@ -151,14 +151,18 @@ class TokensForward(Forward):
     def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Read ``[n]`` tokens."""
         assert new is not None
+        positions, mask, cache = new
         hidden, *taps = self.backbone.tapped(
             self.taps,
             tokens=inputs[0][None],
-            positions=new.positions[None],
-            mask=None if new.mask is None else new.mask[None],
-            cache=new.cache,
+            positions=positions[None],
+            mask=None if mask is None else mask[None],
+            cache=cache,
         )
-        return hidden[0], self.head(hidden[0]), *(states[0] for states in taps)
+        found = hidden[0]
+        if not taps:
+            return found, self.head(found)
+        return found, self.head(found), taps[0][0]
 
     def count(self, shapes: Shapes) -> int:
         """Return the number of tokens."""
@@ -273,9 +277,8 @@ class EagerPass(ForwardPass):
         return True
 
     def __call__(self, inputs: Inputs, new: NewPositions | None = None) -> Outputs:
-        """Call the module."""
-        outputs: Outputs = self._forward(inputs, new)
-        return outputs
+        """Compute the outputs, without the hooks that calling a module looks for."""
+        return self._forward.forward(inputs, new)
 
     def _run(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         return self(inputs, new)

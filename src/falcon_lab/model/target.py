@@ -138,8 +138,7 @@ class Target:
 
     def head(self, features: Tensor) -> Tensor:
         """The model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
-        logits: Tensor = self._lm_head(features)
-        return logits
+        return self._lm_head.forward(features)
 
     def copy_head(self) -> HeadCopy:
         """A head that begins as the model's own, and can be trained."""
