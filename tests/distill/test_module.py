@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ from torch.utils.data import DataLoader
 from distilling import QUIET, Data, Notes, batch, distillation, weights
 from fakes.drafters import TrainedAlone
 from falcon_lab.data.packing import Batch
-from falcon_lab.distill import metrics
 from falcon_lab.distill.module import Distillation
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import Csgd, NoGlancing
@@ -113,14 +113,25 @@ def test_the_parts_of_a_step_are_timed(tmp_path: Path) -> None:
     assert min(map(min, times)) >= 0
 
 
-def test_what_is_for_the_log_alone_is_computed_in_steps_that_are_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    agreement = metrics.agreement
-    monkeypatch.setattr(metrics, "agreement", lambda rows: asked.append(1) or agreement(rows))
-    notes = _fit(distillation(), tmp_path, log_every_n_steps=3)
-    assert len(notes.series("train/position_1/accuracy")) == len(asked) == 2
+def test_what_is_for_the_log_alone_is_computed_in_steps_that_are_logged(tmp_path: Path) -> None:
+    module = distillation()
+    make, tallies = module.step, []
+
+    def step(given: Batch) -> Any:
+        made = make(given)
+        train_step = made.train
+
+        def train(ratio: float, *, accuracy: bool = False) -> Any:
+            loss, tally = train_step(ratio, accuracy=accuracy)
+            tallies.append("train/position_1/accuracy" in tally.reduced())
+            return loss, tally
+
+        return SimpleNamespace(train=train)
+
+    module.step = step  # type: ignore[method-assign]
+    notes = _fit(module, tmp_path, log_every_n_steps=3)
+    assert tallies == [False, False, True, False, False, True]
+    assert len(notes.series("train/position_1/accuracy")) == 2
     assert len(notes.series("train/time/teacher")) == 2
     assert len(notes.series("train/loss")) == 2
 
