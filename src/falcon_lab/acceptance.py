@@ -1,20 +1,12 @@
-"""From the root down, one decision per node: what every acceptance rule here has in common.
+"""Acceptance rules: which path of a verified tree is kept, and the token that follows it.
 
-Shapes: A accepted draft tokens.
-
-Greedy verification: the longest path that the target would have written itself.
+Greedy verification accepts the longest path that the target would have written itself. Rejection
+sampling is lossless at any temperature, and its rule follows from how the tree was made:
+candidates that were chosen deterministically are no samples, so the drafter's probabilities must
+not enter their acceptance. Doing so is biased (toy total variation 0.28), and there is no way to
+configure it.
 
 Shapes: N tree nodes, V vocabulary, A accepted draft tokens.
-
-Lossless verification at any temperature; the rule follows from how the tree was made.
-
-Shapes: N tree nodes, V vocabulary.
-
-Candidates that were chosen deterministically are no samples of anything, so the drafter's
-probabilities must not enter their acceptance: doing so is biased (toy total variation 0.28), and
-there is no way to ask for it.
-
-The rule that fits the temperature.
 """
 
 from __future__ import annotations
@@ -65,7 +57,7 @@ class Greedy(AcceptanceRule):
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Acceptance:
-        """The longest matching path, and the target's argmax after it.
+        """Accept the longest matching path, and the target's argmax after it.
 
         Raises:
             FalconLabError: the temperature is not 0.
@@ -78,7 +70,7 @@ class Greedy(AcceptanceRule):
     def accept_padded(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> PaddedAcceptance | None:
-        """The same without waiting for the device, for trees whose shape is known."""
+        """Decide without waiting for the device, for trees whose shape is known."""
         if tree.routes is None:
             return None
         best, deepest = self._deepest(tree, logits, sampling)
@@ -88,7 +80,7 @@ class Greedy(AcceptanceRule):
     def _deepest(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor]:
-        """The target's choice after every node, ``[N]``, and the last accepted node, ``[1]``."""
+        """Return the target's argmax after every node, ``[N]``, and the last right one, ``[1]``."""
         if not sampling.greedy:
             raise FalconLabError(
                 f"acceptance 'greedy' decodes at temperature 0, not {sampling.temperature}; choose "
@@ -131,7 +123,7 @@ class SamplingRule(AcceptanceRule):
 def accept_deterministic(
     tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> Acceptance:
-    """The one-hot rule: try siblings in order, x with probability p[x]; else p[x] = 0, renormalise.
+    """Apply the one-hot rule: try siblings in order, x with probability p[x]; else remove x from p.
 
     A sibling is then accepted with p[x] in all, and what is drawn after all of them were refused
     is p without them. That is a draw from p which goes on below the sibling it hits, and is done
@@ -150,7 +142,7 @@ def accept_deterministic(
 def accept_sampled(
     tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> Acceptance:
-    """Multi-round speculative sampling for siblings drawn from q without replacement.
+    """Apply multi-round speculative sampling to siblings drawn from q without replacement.
 
     Each sibling x is accepted with probability min(1, p[x] / q[x]); else p becomes the normalised
     (p - q)+, and q loses x and is normalised (SpecInfer, arXiv 2305.09781, Algorithm 2; without
@@ -179,14 +171,14 @@ def accept_sampled(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """``[V]``: the normalised (p - q)+; p itself when nothing is left of it but rounding."""
+    """Return the normalised (p - q)+, ``[V]``; p itself when only rounding is left of it."""
     rest = (p - q).clamp(min=0)
     mass = rest.sum()
     return torch.where(mass > 0, rest / mass, p)
 
 
 def without(q: Tensor, token: int) -> Tensor:
-    """``[V]``: q on the condition that ``token`` is not drawn."""
+    """Return q on the condition that ``token`` is not drawn, ``[V]``."""
     rest = q.clone()
     rest[token] = 0
     return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)
@@ -209,14 +201,14 @@ class Auto(AcceptanceRule):
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Acceptance:
-        """``logits`` are the target's, ``[N, V]``, one row per tree node."""
+        """Accept a path by the rule that fits the temperature."""
         rule = self._greedy if sampling.greedy else self._sampling
         return rule(tree, logits, sampling, generator)
 
     def accept_padded(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> PaddedAcceptance | None:
-        """As ``Greedy``; sampling decides step by step."""
+        """Decide as ``Greedy`` does; sampling decides step by step."""
         if not sampling.greedy:
             return None
         return self._greedy.accept_padded(tree, logits, sampling, generator)

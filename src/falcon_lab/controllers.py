@@ -1,6 +1,4 @@
-"""The same budget every round.
-
-Draft on while the drafter believes in what it has drafted.
+"""Length controllers: how much a round may draft.
 
 Shapes: F frontier blocks, k block, V vocabulary.
 """
@@ -14,7 +12,7 @@ from falcon_lab.plugins.builtins import ConfidenceConfig, FixedConfig
 
 
 class Fixed(LengthController):
-    """Never changes its mind.
+    """Allow the same budget in every round.
 
     Args:
         config: the budget; what is left out is the tree builder's choice.
@@ -26,12 +24,12 @@ class Fixed(LengthController):
         self._budget = Budget(depth=config.depth, nodes=config.nodes, passes=config.passes)
 
     def budget(self) -> Budget:
-        """The budget of every round."""
+        """Return the budget of every round."""
         return self._budget
 
 
 class Confidence(Fixed):
-    """Another pass is worth it while the likeliest path is likely to be accepted as a whole.
+    """Draft on while the likeliest path is likely to be accepted as a whole.
 
     The drafter's own probabilities of its first candidates are multiplied along the path of a
     round (the criterion of assisted generation in Hugging Face's library, there token by token).
@@ -50,7 +48,7 @@ class Confidence(Fixed):
         self._log_confidence = 0.0
 
     def keep_going(self, passes: int, output: DraftOutput) -> bool:
-        """Whether the likeliest path so far is at least as likely as the threshold.
+        """Return whether the likeliest path so far is at least as likely as the threshold.
 
         Args:
             passes: of this round, the one just made counted.

@@ -78,7 +78,7 @@ def test_what_is_held_already_is_as_good_as_free(monkeypatch: pytest.MonkeyPatch
     def check(length: int, held: float) -> None:
         per_token = GIB // 2
         check_kv_memory(
-            lambda n: n * per_token, length, limit_gib=None, device=CPU, held=int(held * GIB)
+            lambda n: n * per_token, length, limit_gib=None, device=CPU, allocated=int(held * GIB)
         )
 
     check(2, held=0)

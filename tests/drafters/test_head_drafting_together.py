@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from falcon_cases import HIDDEN, VOCABULARY, drafter
-from falcon_lab.decoding.batch_drafting import copies_of
+from falcon_lab.decoding.drafting import copies_of
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 

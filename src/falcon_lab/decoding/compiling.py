@@ -1,4 +1,4 @@
-"""What ``decoding.compile`` asks for."""
+"""Choose and prepare the compiled passes that ``decoding.compile`` asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from falcon_lab.model.target import Target
 
 
 def choose_target(target: Target, decoding: DecodingConfig, announce: Announce) -> Target:
-    """The target as it is, or with compiled passes."""
+    """Return the target as it is, or with compiled passes."""
     return target.compiled(announce) if decoding.compile == "all" else target
 
 

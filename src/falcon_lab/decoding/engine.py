@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.batch_drafting import copies_of, sequences_of
+from falcon_lab.decoding.drafting import copies_of, sequences_of
 from falcon_lab.decoding.generation import Generation, OnRound, PhaseClock
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.round import (
@@ -145,7 +145,7 @@ class Engine(ABC):
         """Continue prompts; yield each one's number and text as soon as it has ended.
 
         A drafter that cannot draft for several sequences itself is copied, as are tree builder,
-        acceptance rule and controller (``batch_drafting.py``).
+        acceptance rule and controller (``drafting.py``).
 
         Args:
             prompts: ``[P]`` long each, at least one token, on the target's device.
@@ -198,7 +198,7 @@ class Engine(ABC):
             limit_gib=self.decoding.kv_memory,
             device=target.device,
             sequences=count,
-            held=target.kv_allocated + self.drafter_allocated if count == 1 else 0,
+            allocated=target.kv_allocated + self.drafter_allocated if count == 1 else 0,
         )
 
 

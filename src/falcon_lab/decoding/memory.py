@@ -1,4 +1,4 @@
-"""Whether a sequence's key/value caches fit, before they are taken.
+"""Check that a sequence's KV caches fit, before they are allocated.
 
 What a forward pass needs besides is not counted: it is bounded by ``decoding.prefill_chunk``, not
 by the length of the text.
@@ -19,13 +19,13 @@ from falcon_lab.errors import FalconLabError
 GIB = 2**30
 
 SMALL = 2**24
-"""Bytes that are taken unasked: a tiny model would feel the tenth of a millisecond of a look."""
+"""Bytes that are allocated without a check, which takes a tenth of a millisecond."""
 
 UNLIMITED = 2**60
 """Bytes that no machine has; version 1 of the control groups says "no limit" so."""
 
 SYSTEM = Path("/")
-"""Where Linux tells of its memory: ``proc`` and ``sys`` lie below."""
+"""Where Linux describes its memory: ``proc`` and ``sys`` lie below."""
 
 
 def check_kv_memory(
@@ -35,9 +35,9 @@ def check_kv_memory(
     limit_gib: float | None,
     device: torch.device,
     sequences: int = 1,
-    held: int = 0,
+    allocated: int = 0,
 ) -> None:
-    """See that the caches of a sequence fit.
+    """Check that the caches of a sequence fit.
 
     Args:
         bytes_of: the memory of a sequence of so many tokens; grows with them.
@@ -45,17 +45,17 @@ def check_kv_memory(
         limit_gib: GiB that may be taken; None is what the device has free.
         device: where.
         sequences: how many of that length lie side by side; ``bytes_of`` counts all of them.
-        held: bytes that are taken already, and will be used again or given back.
+        allocated: bytes that the caches of the sequence before have, and that are used again.
 
     Raises:
         FalconLabError: they do not, with the length that would.
     """
     needed = bytes_of(length)
-    if limit_gib is None and needed <= max(SMALL, held):
+    if limit_gib is None and needed <= max(SMALL, allocated):
         return
     there = free_memory(device) if limit_gib is None else int(limit_gib * GIB)
     if there is not None and limit_gib is None:
-        there += held
+        there += allocated
     if there is None or needed <= there:
         return
     fits = bisect_right(range(length), there, key=bytes_of) - 1
@@ -70,24 +70,24 @@ def check_kv_memory(
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken on a device; None where nobody tells."""
+    """Return the bytes that can still be allocated on a device; None where that is unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds and does not use is as good as free.
+        # What torch has reserved and does not use is as good as free.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + unused
     return _free_of_system(SYSTEM) if device.type == "cpu" else None
 
 
 def _free_of_system(root: Path) -> int | None:
-    """The least of what the machine and the process's control groups have free."""
+    """Return the least of what the machine and the process's control groups have free."""
     found = [_available(root / "proc/meminfo")]
     found += [group.free for group in _groups(root)]
     return min((free for free in found if free is not None), default=None)
 
 
 def _available(meminfo: Path) -> int | None:
-    """``MemAvailable``: what programs can get without swapping (proc(5))."""
+    """Return ``MemAvailable``: what programs can get without swapping (proc(5))."""
     try:
         text = meminfo.read_text()
     except OSError:
@@ -123,7 +123,7 @@ class Group(NamedTuple):
 
 @cache
 def _groups(root: Path) -> tuple[Group, ...]:
-    """The control groups that the process is in, as far as they limit its memory."""
+    """List the control groups that the process is in, as far as they limit its memory."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -151,7 +151,7 @@ _VERSION_1 = (
 
 
 def _limiting(base: Path, path: str, names: tuple[str, str, str, str]) -> Iterator[Group]:
-    """A group and those around it; a container may know its own as the root."""
+    """Yield a group and those around it; a container may know its own as the root."""
     own = base / path.lstrip("/")
     for folder in (own, *own.parents):
         if folder.is_relative_to(base):

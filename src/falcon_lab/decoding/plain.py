@@ -89,7 +89,7 @@ class PlainRounds:
             for sequence, token in zip(sequences, roots.tolist(), strict=True)
         ]
         clock.lap("accept")
-        for sequence, root, added in zip(sequences, roots, kept, strict=True):
+        for sequence, root, added in zip(sequences, roots.unbind(), kept, strict=True):
             sequence.root = root
             sequence.rounds.append(Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1))
             if sequence.on_round is not None:

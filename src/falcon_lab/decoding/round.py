@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.accepting import Accepted, accept
-from falcon_lab.decoding.batch_drafting import OneByOne
+from falcon_lab.decoding.drafting import OneByOne, observation, with_auxiliary
 from falcon_lab.decoding.generation import Generation, Laps, OnRound, PhaseClock, Round, Seconds
-from falcon_lab.decoding.observing import observation, with_auxiliary
 from falcon_lab.interfaces import Budget, Frontier, RoundContext, RoundOutcome
 from falcon_lab.tree import TokenTree
 

@@ -1,4 +1,4 @@
-"""Where a text ends.
+"""Decide where a text ends.
 
 Shapes: P prompt tokens.
 """
@@ -44,7 +44,7 @@ class StopCondition:
         self._window = max((len(text.encode()) for text in self.strings), default=0) + 8
 
     def reason(self, tokens: list[int]) -> Finish | None:
-        """Why a text ends with the last of ``tokens`` (it did not end before), or None."""
+        """Return why a text ends with the last of ``tokens`` (it did not end before), or None."""
         if tokens[-1] in self.eos_ids:
             return "eos"
         if self.strings:
@@ -54,7 +54,7 @@ class StopCondition:
         return None
 
     def text(self, tokens: list[int]) -> str:
-        """What stands before the end-of-sequence token and the first stop string."""
+        """Return what stands before the end-of-sequence token and the first stop string."""
         text = self._decode([token for token in tokens if token not in self.eos_ids])
         places = [place for string in self.strings if (place := text.find(string)) >= 0]
         return text[: min(places, default=len(text))]
@@ -73,7 +73,7 @@ class Transcript:
     Args:
         stop: what ends the text.
         limit: most tokens.
-        at_limit: the reason to give when the limit is reached.
+        at_limit: the reason when the limit is reached.
     """
 
     def __init__(self, stop: StopCondition, limit: int, at_limit: Finish) -> None:
@@ -89,7 +89,7 @@ class Transcript:
         return self._limit - len(self.tokens)
 
     def extend(self, tokens: list[int]) -> list[int]:
-        """Add tokens until the text ends; those that were added."""
+        """Add tokens until the text ends; return those that were added."""
         for added, token in enumerate(tokens):
             if self.finish is not None:
                 return tokens[:added]
@@ -103,7 +103,7 @@ class Transcript:
 def begin(
     prompt: Tensor, max_new_tokens: int, max_positions: int, stop: StopCondition
 ) -> Transcript:
-    """The empty transcript of a prompt's continuation; the prompt is ``[P]`` long.
+    """Return the empty transcript of a prompt's continuation; the prompt is ``[P]`` long.
 
     Prompt and continuation together are at most ``max_positions`` tokens.
 

@@ -1,14 +1,10 @@
-"""Numbers that the host knows, on their way to a device.
+"""Boolean attention masks, and the form that each attention kernel wants.
 
-Who sees whom: boolean attention masks, and the form that each attention kernel wants.
+True means that a query attends to a key. Every query attends at least to itself, so that no
+softmax is empty.
 
-True means "sees" everywhere. Every row sees at least itself, so that no softmax is empty.
-
-Shapes: B batch, T queries, S keys (P cached rows, then the T new ones).
-
-Trees of several sequences side by side: padded to the widest, each behind its own context.
-
-Shapes: B rows, N nodes of the widest tree, n nodes of a tree, W columns that a mask is about.
+Shapes: B sequences, T queries, S keys (cached positions, then the T new ones), N nodes of the
+widest tree, n nodes of a tree, W keys that a mask is about.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from falcon_lab.tree import TokenTree
 
 
 def send(numbers: Sequence[Any], device: torch.device) -> Tensor:
-    """``[n, …]`` long from (nested) integers.
+    """Make a long tensor ``[n, …]`` of (nested) integers.
 
     The host does not wait for a GPU to finish what it is doing, as it does for ``torch.tensor``.
     """
@@ -36,7 +32,7 @@ def send(numbers: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def to_device(made: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host, sent without waiting where it can be."""
+    """Send a tensor of the host, without waiting where that is possible."""
     if device.type == "cuda":
         made = made.pin_memory()
     return made.to(device, non_blocking=True)
@@ -47,12 +43,12 @@ ATTENTION = ("sdpa", "eager", "flex_attention")
 
 
 def causal_mask(new: int, start: int, device: torch.device) -> Tensor:
-    """``new`` rows after ``start`` cached ones -> ``[1, new, start + new]``."""
+    """Return the mask of ``new`` tokens after ``start`` cached ones, ``[1, new, start + new]``."""
     return torch.ones(1, new, start + new, dtype=torch.bool, device=device).tril(start)
 
 
 def packed_mask(documents: Tensor) -> Tensor:
-    """``[B, T]`` documents -> ``[B, T, T]``, causal within each document and blind outside it.
+    """Return ``[B, T, T]`` of ``[B, T]`` documents, causal within each and blind outside it.
 
     Padding (-1) counts as one more document.
     """
@@ -61,19 +57,19 @@ def packed_mask(documents: Tensor) -> Tensor:
 
 
 def windowed(mask: Tensor, queries: Tensor, keys: Tensor, window: int) -> Tensor:
-    """``mask`` [B or 1, T, S] without the keys that lie ``window`` positions back or more.
+    """Return ``mask`` [B or 1, T, S] without the keys that lie ``window`` positions back or more.
 
     Args:
-        mask: who sees whom without the window.
+        mask: attention mask without the window.
         queries: ``[B or 1, T]`` positions.
         keys: ``[B or 1, S]`` positions; a tree's node has its root's position plus its depth.
-        window: positions that a query sees, its own counted.
+        window: positions that a query attends to, its own counted.
     """
     return mask & (keys[:, None, :] > (queries - window)[:, :, None])
 
 
 def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:
-    """A bool mask [B or 1, T, S] in the form that an attention implementation takes.
+    """Return a bool mask [B or 1, T, S] in the form that an attention implementation takes.
 
     Eager attention *adds* its mask: a boolean one would be wrong without any error.
 
@@ -111,12 +107,12 @@ def _block_mask(mask: Tensor) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PaddedTrees:
-    """B trees as one.
+    """B trees side by side, padded to the widest.
 
     Attributes:
         tokens: ``[B, N]`` long; 0 in the padding.
         depth: ``[B, N]`` long; 0 in the padding.
-        ancestors: ``[B, N, N]`` bool; padding sees itself alone and is not seen.
+        ancestors: ``[B, N, N]`` bool; padding attends to itself alone.
         counts: n of every tree.
     """
 
@@ -141,13 +137,13 @@ class PaddedTrees:
         """N."""
         return self.tokens.shape[1]
 
-    def real(self, rows: Tensor) -> Tensor:
-        """``[B, N, …]`` -> ``[Σn, …]``: the rows of nodes, tree after tree."""
-        flat = rows.flatten(0, 1)
+    def real(self, padded: Tensor) -> Tensor:
+        """Leave the padding out: ``[B, N, …]`` -> ``[Σn, …]``, tree after tree."""
+        flat = padded.flatten(0, 1)
         if min(self.counts) == self.width:
             return flat
         there = torch.arange(self.width) < torch.tensor(self.counts)[:, None]  # known to the host
-        return flat.index_select(0, to_device(there.flatten().nonzero()[:, 0], rows.device))
+        return flat.index_select(0, to_device(there.flatten().nonzero()[:, 0], padded.device))
 
 
 def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
@@ -161,14 +157,14 @@ def _ancestors(trees: Sequence[TokenTree], width: int) -> Tensor:
 
 
 def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
-    """A node's path, and what its row has of the columns that not every row has.
+    """Return every node's path, and its context where not every sequence has so much.
 
     Args:
         ancestors: ``[B, N, N]`` bool.
-        starts: columns of each row's context.
+        starts: length of each sequence's context.
 
     Returns:
-        ``[B, N, W]`` bool over the last W columns; every row sees all of those before.
+        ``[B, N, W]`` bool over the last W keys; all nodes attend to those before.
     """
     if min(starts) == max(starts):
         return ancestors
@@ -181,7 +177,7 @@ def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
 
 
 def batch_step_mask(starts: Sequence[int], device: torch.device) -> Tensor | None:
-    """One new token in every row: ``[B, 1, W]`` bool as above, or None where all see all."""
+    """Return the same of one new token each, ``[B, 1, W]``; None where all attend to all."""
     if min(starts) == max(starts):
         return None
     columns = torch.arange(min(starts), max(starts) + 1, device=device)
