@@ -311,11 +311,11 @@ class Bench:
         for nodes in self.plan.nodes:
             row: dict[str, Any] = {"nodes": nodes}
             for name, target in (("graphs", self.graphs), ("eager", self.target)):
-                probe = verifying(target, "context", nodes, context, nodes)
+                timed = verifying(target, "context", nodes, context, nodes)
 
-                def once(probe: Any = probe) -> None:
-                    probe.run()
-                    probe.after()
+                def once(timed: Any = timed) -> None:
+                    timed.run()
+                    timed.after()
 
                 took = fastest(once, target.device, seconds=self.plan.seconds)
                 row[name] = 1000 * took

@@ -16,7 +16,7 @@ import torch
 
 from falcon_lab.files import write_atomically
 from falcon_lab.measure import provenance
-from falcon_lab.measure.pass_costs import Probe, Sizes, once, probes_of
+from falcon_lab.measure.pass_costs import Sizes, TimedPass, once, timed_passes
 from falcon_lab.report.plots import Curve, Panel, colours_of, line_plot
 from falcon_lab.report.tables import Column, Table, percent
 from falcon_lab.timing import in_turns
@@ -82,40 +82,40 @@ def bench_scaling(
     header = provenance.header(target)
     announce("making models and reading contexts")
     with torch.no_grad():
-        probes = probes_of(target, components, drafter, sizes)
-    announce(f"timing {len(probes)} passes, {turns} turns each")
+        passes = timed_passes(target, components, drafter, sizes)
+    announce(f"timing {len(passes)} passes, {turns} turns each")
     with torch.inference_mode():
-        seconds = alternate(probes, turns, target.device)
+        seconds = alternate(passes, turns, target.device)
     return {
         **header,
         "target": provenance.target_of(target) | {"lean": target.backbone.lean is not None},
         "drafter": dict(drafter),
         "sizes": asdict(sizes),
         "turns": turns,
-        "curves": curves(probes, seconds),
+        "curves": curves(passes, seconds),
     }
 
 
-def alternate(probes: Sequence[Probe], turns: int, device: torch.device) -> list[list[float]]:
-    """Seconds of every probe in every turn. Each turn begins with another one.
+def alternate(passes: Sequence[TimedPass], turns: int, device: torch.device) -> list[list[float]]:
+    """Seconds of every timed in every turn. Each turn begins with another one.
 
     A pass is run once just before it is timed, so that its weights lie where they do when passes
     of one kind follow each other.
     """
-    taken: list[list[float]] = [[] for _ in probes]
-    for _, number in in_turns(range(len(probes)), turns):
-        once(probes[number], device)
-        taken[number].append(once(probes[number], device))
+    taken: list[list[float]] = [[] for _ in passes]
+    for _, number in in_turns(range(len(passes)), turns):
+        once(passes[number], device)
+        taken[number].append(once(passes[number], device))
     return taken
 
 
-def curves(probes: Sequence[Probe], seconds: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+def curves(passes: Sequence[TimedPass], seconds: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
     """The measured points of every kind of pass along every axis, with their lines."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for probe, taken in zip(probes, seconds, strict=True):
+    for timed, taken in zip(passes, seconds, strict=True):
         low, middle, high = (float(q) for q in np.quantile(taken, (0.25, 0.5, 0.75)))
-        point = {"size": probe.size, "seconds": middle, "low": low, "high": high}
-        found.setdefault((probe.along, probe.what), []).append(point)
+        point = {"size": timed.size, "seconds": middle, "low": low, "high": high}
+        found.setdefault((timed.along, timed.what), []).append(point)
     return [
         {
             "what": what,

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from falcon_bench.scaling_cost import Line, alternate, curves
-from falcon_lab.measure.pass_costs import Probe, Sizes, probes_of, shaped_like, tree_of
+from falcon_lab.measure.pass_costs import Sizes, TimedPass, shaped_like, timed_passes, tree_of
 from falcon_lab.plugins.discovery import load_components
 from running import ROOT
 from saved_models import save_models
@@ -47,8 +47,8 @@ def test_what_is_no_line_is_told() -> None:
 def test_passes_take_turns_and_are_made_ready_and_cleaned_up_after_each() -> None:
     seen: list[str] = []
 
-    def note(name: str) -> Probe:
-        return Probe(
+    def note(name: str) -> TimedPass:
+        return TimedPass(
             name,
             "nodes",
             1,
@@ -65,10 +65,10 @@ def test_passes_take_turns_and_are_made_ready_and_cleaned_up_after_each() -> Non
 
 
 def test_a_point_is_the_median_of_its_turns() -> None:
-    def probe(size: int) -> Probe:
-        return Probe("pass", "nodes", size, run=lambda: None)
+    def timed(size: int) -> TimedPass:
+        return TimedPass("pass", "nodes", size, run=lambda: None)
 
-    [curve] = curves([probe(1), probe(3)], [[1.0, 9.0, 2.0], [4.0, 4.0, 4.0]])
+    [curve] = curves([timed(1), timed(3)], [[1.0, 9.0, 2.0], [4.0, 4.0, 4.0]])
     assert [point["seconds"] for point in curve["points"]] == [2.0, 4.0]
     assert curve["points"][0]["low"] == 1.5
     assert curve["line"]["slope"] == pytest.approx(1.0)
@@ -76,10 +76,10 @@ def test_a_point_is_the_median_of_its_turns() -> None:
 
 def test_every_pass_can_be_run_again_and_again() -> None:
     target = tiny_target()
-    found = probes_of(target, load_components(), FALCON, SMALL)
-    along = {(probe.along, probe.what): [] for probe in found}
-    for probe in found:
-        along[probe.along, probe.what].append(probe.size)
+    found = timed_passes(target, load_components(), FALCON, SMALL)
+    along = {(timed.along, timed.what): [] for timed in found}
+    for timed in found:
+        along[timed.along, timed.what].append(timed.size)
     assert along == {
         ("nodes", "target, a tree"): [1, 2, 4],
         ("nodes", "drafter, new blocks"): [2, 4],
@@ -90,16 +90,16 @@ def test_every_pass_can_be_run_again_and_again() -> None:
         ("vocabulary", "target, a tree"): [64, 96],
         ("vocabulary", "drafter, last block"): [64, 96],
     }
-    for probe in found:
+    for timed in found:
         outputs = []
         for _ in range(2):
-            probe.before()
-            outputs.append(probe.run())
-            probe.after()
+            timed.before()
+            outputs.append(timed.run())
+            timed.after()
         first, second = (output.logits for output in outputs)
         assert torch.allclose(first, second, atol=1e-5)
-        if probe.along == "vocabulary":
-            assert first.shape[-1] == probe.size
+        if timed.along == "vocabulary":
+            assert first.shape[-1] == timed.size
 
 
 def test_a_model_of_the_same_shape_goes_on_where_the_target_ends() -> None:

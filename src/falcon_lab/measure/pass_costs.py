@@ -1,4 +1,4 @@
-"""The passes whose growth is measured: the target's step and verification, the drafter's two.
+"""Make the passes whose growth is measured: the target's step and verification, the drafter's two.
 
 Shapes: N tree nodes, C context, B sequences, V vocabulary, F frontier blocks, k block, H hidden.
 """
@@ -33,8 +33,8 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """One pass at one size.
+class TimedPass:
+    """Holds one pass at one size.
 
     Attributes:
         what: the pass.
@@ -55,7 +55,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What grows, and what the rest is meanwhile.
+    """States what grows, and what the rest is meanwhile.
 
     Attributes:
         nodes: N, and the rows F·k of a drafter's later pass.
@@ -75,12 +75,14 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """Positions that the largest pass needs."""
+        """Count the positions that the largest pass needs."""
         return max(*self.contexts, self.context) + max(*self.nodes, self.tree)
 
 
-def probes_of(target: Target, components: Components, drafter: Node, sizes: Sizes) -> list[Probe]:
-    """Every pass at every size, ready to run."""
+def timed_passes(
+    target: Target, components: Components, drafter: Node, sizes: Sizes
+) -> list[TimedPass]:
+    """Make every pass at every size, ready to run."""
 
     def drafting(host: Target, context: int) -> Drafter:
         return started(components.build("drafter", drafter, BuildContext(host)), host, context)
@@ -102,8 +104,8 @@ def probes_of(target: Target, components: Components, drafter: Node, sizes: Size
     return found
 
 
-def along_nodes(target: Target, drafter: Drafter, sizes: Sizes) -> Iterator[Probe]:
-    """A tree of N nodes, and F blocks of k rows below the root."""
+def along_nodes(target: Target, drafter: Drafter, sizes: Sizes) -> Iterator[TimedPass]:
+    """Make passes over a tree of N nodes, and over F blocks of k rows below the root."""
     for nodes in sizes.nodes:
         yield verifying(target, "nodes", nodes, sizes.context, nodes)
     root = Frontier.root(target.device)
@@ -113,21 +115,21 @@ def along_nodes(target: Target, drafter: Drafter, sizes: Sizes) -> Iterator[Prob
             tokens = torch.ones(blocks, drafter.block, dtype=torch.long, device=target.device)
             later = Frontier(tokens, torch.zeros_like(tokens[:, 0]))
             run = partial(drafter.draft, later)
-            yield Probe(LATER, "nodes", nodes, run, before=partial(drafter.draft, root))
+            yield TimedPass(LATER, "nodes", nodes, run, before=partial(drafter.draft, root))
 
 
 def along_context(
     target: Target, drafting: Callable[[int], Drafter], root: Frontier, sizes: Sizes
-) -> Iterator[Probe]:
-    """Passes behind C positions."""
+) -> Iterator[TimedPass]:
+    """Make passes behind C positions."""
     for context in sizes.contexts:
         yield verifying(target, "context", context, context, 1)
         yield verifying(target, "context", context, context, sizes.tree)
         yield first_pass(drafting(context), root, "context", context)
 
 
-def along_batch(target: Target, sizes: Sizes) -> Iterator[Probe]:
-    """B trees in one pass."""
+def along_batch(target: Target, sizes: Sizes) -> Iterator[TimedPass]:
+    """Make passes over B trees."""
     for batch in sizes.batches:
         cache = target.new_batch_cache(batch, sizes.context + sizes.tree)
         for row in range(batch):
@@ -135,14 +137,14 @@ def along_batch(target: Target, sizes: Sizes) -> Iterator[Probe]:
             target.prefill(text(sizes.context, target), alone)
             cache.fill(row, sizes.context)
         trees = [tree_of(sizes.tree, target.device)] * batch
-        yield Probe(VERIFY, "batch", batch, partial(target.verify_batch, trees, cache))
+        yield TimedPass(VERIFY, "batch", batch, partial(target.verify_batch, trees, cache))
 
 
-def verifying(target: Target, along: str, size: int, context: int, nodes: int) -> Probe:
-    """A tree (or a token) behind a context."""
+def verifying(target: Target, along: str, size: int, context: int, nodes: int) -> TimedPass:
+    """Make the target's pass over a tree (or a token) behind a context."""
     cache = target.new_cache(context + nodes)
     target.prefill(text(context, target), cache)
-    return Probe(
+    return TimedPass(
         STEP if nodes == 1 and along == "context" else VERIFY,
         along,
         size,
@@ -151,13 +153,13 @@ def verifying(target: Target, along: str, size: int, context: int, nodes: int) -
     )
 
 
-def first_pass(drafter: Drafter, root: Frontier, along: str, size: int) -> Probe:
-    """The first pass of a round."""
-    return Probe(FIRST, along, size, partial(drafter.draft, root))
+def first_pass(drafter: Drafter, root: Frontier, along: str, size: int) -> TimedPass:
+    """Make the first pass of a round."""
+    return TimedPass(FIRST, along, size, partial(drafter.draft, root))
 
 
 def started(drafter: Any, target: Target, context: int) -> Drafter:
-    """A drafter that has read a context."""
+    """Let a drafter read a context; the drafter."""
     if hasattr(drafter, "eval"):
         drafter.to(target.device).eval()
     layers = drafter.taps
@@ -178,7 +180,7 @@ def started(drafter: Any, target: Target, context: int) -> Drafter:
 
 
 def tree_of(nodes: int, device: torch.device) -> TokenTree:
-    """A binary tree."""
+    """Make a binary tree."""
     parents = torch.tensor([-1, *((node - 1) // 2 for node in range(1, nodes))], device=device)
     ancestors = ancestor_matrix(parents)
     return TokenTree(
@@ -192,12 +194,12 @@ def tree_of(nodes: int, device: torch.device) -> TokenTree:
 
 
 def text(length: int, target: Target) -> Tensor:
-    """Some tokens, ``[length]``."""
+    """Make some tokens, ``[length]``."""
     return torch.arange(length, device=target.device) % target.vocab_size
 
 
 def shaped_like(target: Target, **changes: int) -> Target:
-    """A model of the target's shape but for ``changes`` of its configuration; random weights."""
+    """Make a model of the target's shape with ``changes`` of its configuration, weights random."""
     from transformers import AutoModelForCausalLM
 
     from falcon_lab.model.target import Target as Made
@@ -213,10 +215,10 @@ def shaped_like(target: Target, **changes: int) -> Target:
     return Made(model, target.tokenizer, name=f"{target.name}-shaped", lean=lean)
 
 
-def once(probe: Probe, device: torch.device) -> float:
-    """Seconds of one pass; what prepares it and cleans up after it is not timed."""
-    probe.before()
+def once(timed: TimedPass, device: torch.device) -> float:
+    """Return the seconds of one pass; what prepares it and cleans up after it is not timed."""
+    timed.before()
     with Stopwatch(device) as watch:
-        probe.run()
-    probe.after()
+        timed.run()
+    timed.after()
     return watch.wall

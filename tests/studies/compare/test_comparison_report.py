@@ -60,6 +60,7 @@ def test_the_heads_are_listed_with_what_training_took_and_their_best_budget() ->
         "0 1",
         "4,096",
         "7",
+        "—",  # nothing was validated
         "chain-2 (T=0)",
     ]
 

@@ -1,4 +1,4 @@
-"""The choice on a drafter of known ability, and what a row promises."""
+"""The choice on a drafter of known ability, and what a row estimates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.studies.tune.choosing import choose
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench
-from falcon_lab.studies.tune.replay import best_growth, promise
+from falcon_lab.studies.tune.replay import best_growth, estimate
 from falcon_lab.studies.tune.texts import Text, write_texts
 from falcon_lab.trees.best_first import DynamicTree
 from tiny_models import tiny_target
@@ -73,7 +73,7 @@ def test_a_drafter_that_is_often_wrong_gets_branches_where_nodes_are_free() -> N
 def test_a_row_promises_its_replayed_rounds_at_their_price() -> None:
     drafter, price = TargetItself(target(), 2, noise=1.5), costs(fixed=0.25)
     engine = speculative(target(), drafter, chain(4))
-    found = promise(engine, texts(), price, builder="chain", asked=False)
+    found = estimate(engine, texts(), price, builder="chain", asked=False)
     rounds = [r for prompt in PROMPTS for r in generate(engine, prompt, TOKENS).rounds]
     tokens, count = sum(r.emitted for r in rounds), len(rounds)
     seconds = sum(1 + 0.01 * r.nodes + 0.01 * r.passes + 0.25 for r in rounds)
@@ -102,5 +102,5 @@ def test_a_dynamic_tree_is_grown_as_far_as_it_pays() -> None:
     best = best_growth(bench, texts(), price, nodes=12, depth=6)
     for nodes in (6, 8, 10):
         tree = DynamicTree(DynamicTreeConfig(nodes=nodes, beam=2, depth=6), bench.context)
-        other = promise(bench.engine(tree), texts(), price, builder="dynamic", asked=False)
-        assert best.promise.rate >= other.rate
+        other = estimate(bench.engine(tree), texts(), price, builder="dynamic", asked=False)
+        assert best.estimate.rate >= other.rate

@@ -25,9 +25,9 @@ from falcon_lab.interfaces import BuildContext
 from falcon_lab.measure.engines import Methods
 from falcon_lab.plugins.builtins import ConfidenceConfig, DynamicTreeConfig, FalconConfig
 from falcon_lab.studies.tune.costs import Costs
-from falcon_lab.studies.tune.replay import Follow, odds, table, walk
+from falcon_lab.studies.tune.replay import DraftingPolicy, odds, table, trace
 from falcon_lab.studies.tune.search import expected
-from falcon_lab.studies.tune.stage import promises_of
+from falcon_lab.studies.tune.stage import estimates_of
 from falcon_lab.studies.tune.texts import Text, replay, write_texts
 from falcon_lab.trees.best_first import DynamicTree
 from falcon_lab.trees.paths import Path
@@ -84,8 +84,8 @@ def looked(
     drafter: Any, tree: Sequence[Path], threshold: float | None = None, skip: int = 0
 ) -> list[Any]:
     log = -math.inf if threshold is None else math.log(threshold)
-    follow = Follow(frozenset(tree), log)
-    return [walk(t, drafter, follow, depth=8, lowest=math.log(0.01), skip=skip) for t in texts()]
+    policy = DraftingPolicy(frozenset(tree), log)
+    return [trace(t, drafter, policy, depth=8, lowest=math.log(0.01), skip=skip) for t in texts()]
 
 
 @settings(max_examples=25)
@@ -135,25 +135,25 @@ def test_the_tau_of_a_tree_on_its_own_rounds_is_the_engines(
 ) -> None:
     tree = grown(choices, deep=7)
     real = [r for of in decoded(drafter(block), tree, threshold) for r in of]
-    looks = [found for of in looked(drafter(block), tree, threshold) for found in of]
-    assert len(looks) == len(real)
+    traces = [found for of in looked(drafter(block), tree, threshold) for found in of]
+    assert len(traces) == len(real)
     passes = -(-max(map(len, tree), default=0) // block)
     log = -math.inf if threshold is None else math.log(threshold)
-    chances = odds(looks, block, passes, log)
-    tokens = expected(tree, chances, FREE, block).tokens * len(looks)
+    chances = odds(traces, block, passes, log)
+    tokens = expected(tree, chances, FREE, block).tokens * len(traces)
     assert tokens == pytest.approx(sum(r.emitted for r in real), abs=1e-6)
-    made = sum(chances.passes[1:]) * len(looks) if tree else 0
-    limited = sum(found.limit == 0 for found in looks) if tree else 0  # nothing was drafted then
+    made = sum(chances.passes[1:]) * len(traces) if tree else 0
+    limited = sum(found.limit == 0 for found in traces) if tree else 0  # nothing was drafted then
     assert made - limited == pytest.approx(sum(r.passes for r in real), abs=1e-6)
 
 
 def test_the_tau_of_a_wide_tree_of_the_falcon_drafter_is_the_engines() -> None:
     tree = [(r,) for r in range(40)] + [(r, s) for r in range(40) for s in range(3)]
     real = [r for of in decoded(falcon(2), tree) for r in of]
-    looks = [found for of in looked(falcon(2), tree) for found in of]
-    chances = odds(looks, 2, 1, -math.inf)
-    assert len(looks) == len(real)
-    assert expected(tree, chances, FREE, 2).tokens * len(looks) == pytest.approx(
+    traces = [found for of in looked(falcon(2), tree) for found in of]
+    chances = odds(traces, 2, 1, -math.inf)
+    assert len(traces) == len(real)
+    assert expected(tree, chances, FREE, 2).tokens * len(traces) == pytest.approx(
         sum(r.emitted for r in real)
     )
     assert sum(r.accepted for r in real) > 0
@@ -161,10 +161,10 @@ def test_the_tau_of_a_wide_tree_of_the_falcon_drafter_is_the_engines() -> None:
 
 @pytest.mark.parametrize("block", [1, 2, 4])
 def test_a_drafter_that_is_the_target_is_always_right(block: int) -> None:
-    looks = [found for of in looked(drafter(block, 0.0), chain(4)) for found in of]
-    for row in table(looks, 3):
+    traces = [found for of in looked(drafter(block, 0.0), chain(4)) for found in of]
+    for row in table(traces, 3):
         assert (row.ranks, row.beyond) == ([1.0, 0.0, 0.0], 0.0)
-    chances = odds(looks, block, 8 // block, -math.inf)
+    chances = odds(traces, block, 8 // block, -math.inf)
     assert set(chances.gain) == set(chain(8))
 
 
@@ -185,15 +185,15 @@ def test_a_text_that_was_ended_is_known_up_to_its_end() -> None:
     real = generate(engine, PROMPTS[0], TOKENS, stop=stop).rounds
     found = list(replay(text, drafter(2), engine.tree_builder, engine.controller))
     assert [(r.nodes, r.emitted) for r in found] == [(r.nodes, r.emitted) for r in real]
-    looks = walk(text, drafter(2), Follow(chain(4)), depth=4, lowest=-math.inf)
-    assert len(looks) == len(real)
+    traces = trace(text, drafter(2), DraftingPolicy(chain(4)), depth=4, lowest=-math.inf)
+    assert len(traces) == len(real)
 
 
 def test_a_drafter_with_nothing_to_say_is_never_right() -> None:
     silent = SilentDrafter(64, 2)
-    looks = [found for of in looked(silent, chain(4)) for found in of]
-    assert all(found.ranks == () for found in looks)
-    assert len(looks) == sum(text.answer - 1 for text in texts())
+    traces = [found for of in looked(silent, chain(4)) for found in of]
+    assert all(found.ranks == () for found in traces)
+    assert len(traces) == sum(text.answer - 1 for text in texts())
     assert all(r.emitted == 1 for of in replayed(silent, chain(4)) for r in of)
 
 
@@ -208,5 +208,5 @@ def test_a_drafter_with_auxiliary_nodes_is_not_replayed_and_promises_nothing() -
         "silent": speculative(target(), SilentDrafter(64, 1), chain(2)),
     }
     experiment = Experiment(evaluation=EvaluationConfig(methods=dict.fromkeys(engines, ROW)))
-    found = promises_of(experiment, Methods(engines), texts(), FREE)
+    found = estimates_of(experiment, Methods(engines), texts(), FREE)
     assert list(found) == ["silent"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from falcon_lab.studies.tune.choosing import search
 from falcon_lab.studies.tune.costs import Costs
-from falcon_lab.studies.tune.replay import Look, Odds, odds, table
+from falcon_lab.studies.tune.replay import Odds, TracedRound, odds, table
 from falcon_lab.studies.tune.search import Forest, best_tree, expected
 from falcon_lab.studies.tune.texts import ReplayedRound
 from falcon_lab.trees.paths import Path, checked
@@ -21,7 +21,7 @@ DEPTH = 4
 
 looks_lists = st.lists(
     st.builds(
-        lambda ranks, more, sure, limit: Look(
+        lambda ranks, more, sure, limit: TracedRound(
             tuple(ranks), len(ranks) + more, _falling(sure), limit
         ),
         st.lists(st.sampled_from([0, 0, 0, 0, 1, 1, 2]), max_size=DEPTH),
@@ -90,14 +90,14 @@ def exhaustive(chances: Odds, price: Costs, block: int, nodes: int, asking: bool
     st.sampled_from([0.0, 0.3, 0.9]),
 )
 def test_without_a_controller_the_tree_is_the_best_of_all_for_any_cost_of_nodes(
-    looks: list[Look], shape: tuple[int, int], rises: list[float], block_price: float
+    traces: list[TracedRound], shape: tuple[int, int], rises: list[float], block_price: float
 ) -> None:
     block, most = shape
-    looks = [Look(found.ranks, found.known, found.confidence, 9) for found in looks]
+    traces = [TracedRound(found.ranks, found.known, found.confidence, 9) for found in traces]
     price = costs(curve(5, rises), later=max(0.1, block_price), block=block_price)
     top, brute = 0.0, 0.0
     for passes in range(1, most + 1):
-        chances = odds(looks, block, passes, -math.inf)
+        chances = odds(traces, block, passes, -math.inf)
         best = best_tree(chances, price, block, 5)
         checked(best.paths)
         assert len(best.paths) <= 5
@@ -114,13 +114,13 @@ def test_without_a_controller_the_tree_is_the_best_of_all_for_any_cost_of_nodes(
     st.sampled_from([0.4, 0.8]),
 )
 def test_with_a_controller_it_is_for_costs_that_are_a_straight_line(
-    looks: list[Look], shape: tuple[int, int], slope: float, threshold: float
+    traces: list[TracedRound], shape: tuple[int, int], slope: float, threshold: float
 ) -> None:
     block, most = shape
     price = costs(straight(5, slope))
     top, brute = 0.0, 0.0
     for passes in range(1, most + 1):
-        chances = odds(looks, block, passes, math.log(threshold))
+        chances = odds(traces, block, passes, math.log(threshold))
         top = max(top, best_tree(chances, price, block, 5, asking=True).rate)
         brute = max(brute, exhaustive(chances, price, block, 5, asking=True))
     assert top == pytest.approx(brute, rel=1e-9)
@@ -128,18 +128,20 @@ def test_with_a_controller_it_is_for_costs_that_are_a_straight_line(
 
 @settings(max_examples=20)
 @given(looks_lists, st.sampled_from([1, 2]))
-def test_the_best_over_all_thresholds_is_no_worse_than_any(looks: list[Look], block: int) -> None:
+def test_the_best_over_all_thresholds_is_no_worse_than_any(
+    traces: list[TracedRound], block: int
+) -> None:
     price = costs(straight(6, 0.05))
-    best, found = search(looks, price, block, nodes=6, depth=DEPTH)
+    best, found = search(traces, price, block, nodes=6, depth=DEPTH)
     assert best.candidate.rate == max(choice.candidate.rate for choice in found)
     assert found[0].threshold is None
-    plain = expected((), odds(looks, block, 1, -math.inf), price, block)
+    plain = expected((), odds(traces, block, 1, -math.inf), price, block)
     assert best.candidate.rate >= plain.rate
 
 
 def test_free_nodes_are_all_taken_and_dear_ones_are_not() -> None:
-    looks = [Look((0, 0), 4, (-0.1,) * 4, 9), Look((1,), 4, (-0.1,) * 4, 9)]
-    chances = odds(looks, 1, 2, -math.inf)
+    traces = [TracedRound((0, 0), 4, (-0.1,) * 4, 9), TracedRound((1,), 4, (-0.1,) * 4, 9)]
+    chances = odds(traces, 1, 2, -math.inf)
     free = best_tree(chances, costs(straight(8, 0.0), later=0.0, block=0.0), 1, 8)
     assert set(free.paths) >= {(0,), (1,), (0, 0)}
     assert free.tokens == 2.5
@@ -147,8 +149,8 @@ def test_free_nodes_are_all_taken_and_dear_ones_are_not() -> None:
 
 
 def test_a_floor_that_is_out_of_reach_is_not_searched_for() -> None:
-    looks = [Look((0,), 1, (-0.1,), 9)]
-    chances = odds(looks, 1, 1, -math.inf)
+    traces = [TracedRound((0,), 1, (-0.1,), 9)]
+    chances = odds(traces, 1, 1, -math.inf)
     found = best_tree(chances, costs(straight(2, 0.1)), 1, 2, floor=1e6)
     assert found.rate < 1e6
 
@@ -169,30 +171,30 @@ def test_only_the_likeliest_nodes_are_candidates_with_all_that_comes_before_them
 
 @given(looks_lists, st.sampled_from([1, 2]), st.sampled_from([-math.inf, math.log(0.5)]))
 def test_expected_tokens_are_the_mean_over_the_rounds(
-    looks: list[Look], block: int, threshold: float
+    traces: list[TracedRound], block: int, threshold: float
 ) -> None:
     tree = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
     most = -(-3 // block)
     tokens = 0
-    for found in looks:
+    for found in traces:
         made = found.passes(block, most, threshold)
         deepest = min(found.limit, made * block, len(found.ranks))
         tokens += 1 + max(n for n in range(deepest + 1) if n == 0 or found.ranks[:n] in tree)
-    chances = odds(looks, block, most, threshold)
+    chances = odds(traces, block, most, threshold)
     found_tokens = expected(tree, chances, costs(straight(6, 0.1)), block).tokens
-    assert found_tokens == pytest.approx(tokens / len(looks))
+    assert found_tokens == pytest.approx(tokens / len(traces))
 
 
 @given(looks_lists, st.sampled_from([1, 2]), st.sampled_from([-math.inf, math.log(0.5)]))
 def test_expected_seconds_are_the_mean_over_the_rounds(
-    looks: list[Look], block: int, threshold: float
+    traces: list[TracedRound], block: int, threshold: float
 ) -> None:
     """Round by round, as a replay would be priced."""
-    looks = [Look(found.ranks, found.known, found.confidence, 9) for found in looks]
+    traces = [TracedRound(found.ranks, found.known, found.confidence, 9) for found in traces]
     tree = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0)]
     price, most = costs(straight(6, 0.1)), -(-3 // block)
     seconds = 0.0
-    for found in looks:
+    for found in traces:
         made = found.passes(block, most, threshold)
         kept = [path for path in tree if len(path) <= made * block]
         blocks = tuple(
@@ -201,36 +203,38 @@ def test_expected_seconds_are_the_mean_over_the_rounds(
         asked = min(made, most - 1)
         one = price.round(ReplayedRound(len(kept), blocks, 1)) + asked * price.asking
         seconds += one
-    chances = odds(looks, block, most, threshold)
+    chances = odds(traces, block, most, threshold)
     found_seconds = expected(tree, chances, price, block, asking=True).seconds
-    assert found_seconds == pytest.approx(seconds / len(looks))
+    assert found_seconds == pytest.approx(seconds / len(traces))
 
 
 @given(looks_lists, st.booleans())
-def test_an_acceptance_table_sums_to_one_at_every_depth(looks: list[Look], first: bool) -> None:
-    rows = table(looks, 2, first=first)
+def test_an_acceptance_table_sums_to_one_at_every_depth(
+    traces: list[TracedRound], first: bool
+) -> None:
+    rows = table(traces, 2, first=first)
     for row in rows:
         assert sum(row.ranks) + row.beyond == pytest.approx(1)
     counts = [row.rounds for row in rows]
     assert counts == sorted(counts, reverse=True)
     if rows:
-        assert rows[0].rounds == sum(found.known > 0 for found in looks)
+        assert rows[0].rounds == sum(found.known > 0 for found in traces)
 
 
 def test_an_acceptance_table_of_known_rounds() -> None:
-    looks = [
-        Look((0, 0), 2, (), 9),
-        Look((1, 0), 3, (), 9),
-        Look((0,), 2, (), 9),
-        Look((), 0, (), 9),
+    traces = [
+        TracedRound((0, 0), 2, (), 9),
+        TracedRound((1, 0), 3, (), 9),
+        TracedRound((0,), 2, (), 9),
+        TracedRound((), 0, (), 9),
     ]
-    rows = table(looks, 2)
+    rows = table(traces, 2)
     assert [(row.depth, row.rounds, row.ranks, row.beyond) for row in rows] == [
         (1, 3, [2 / 3, 1 / 3], 0.0),
         (2, 3, [2 / 3, 0.0], 1 / 3),
         (3, 1, [0.0, 0.0], 1.0),
     ]
-    chain = table(looks, 2, first=True)
+    chain = table(traces, 2, first=True)
     assert [(row.depth, row.rounds, row.ranks, row.beyond) for row in chain] == [
         (1, 3, [2 / 3, 1 / 3], 0.0),
         (2, 2, [1 / 2, 0.0], 1 / 2),

@@ -1,8 +1,4 @@
-"""What the tuned tree is compared with: every tree that ships, and the experiment's own.
-
-The rows that promise most really decode, and one of them is chosen: costs are only a model.
-
-Choose a static tree and when to stop drafting: look, search, look again where the tree leads.
+"""Choose a static tree and when to stop drafting: trace rounds, search, trace again.
 
 Which rounds there are depends on the tree: they start behind what it accepted. So the search is
 repeated on the rounds of the tree that the last search found, together with those before.
@@ -19,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.schema import Experiment, MethodConfig
 from falcon_lab.interfaces import Drafter
 from falcon_lab.studies.tune.costs import Costs
-from falcon_lab.studies.tune.replay import Follow, Look, Promise, odds, walk
+from falcon_lab.studies.tune.replay import DraftingPolicy, Estimate, TracedRound, odds, trace
 from falcon_lab.studies.tune.search import Candidate, best_tree
 from falcon_lab.studies.tune.texts import Text
 from falcon_lab.trees.paths import Path
@@ -34,7 +30,7 @@ TEMPLATES = {2: ("llama", "vicuna"), 3: ("k3",), 4: ("k4",)}
 
 
 def shipped_trees(block: int) -> list[str]:
-    """Trees as ``--tree`` takes them: chains, templates for k, and those that follow the drafter.
+    """Return trees as ``--tree`` has them: chains, templates for k, and those of the drafter.
 
     Args:
         block: k.
@@ -46,7 +42,7 @@ def shipped_trees(block: int) -> list[str]:
 
 
 def add_own(experiment: Experiment) -> None:
-    """A row for the experiment's own tree, unless another row has it already."""
+    """Add a method for the experiment's own tree, unless another one has it already."""
     own = (experiment.tree, experiment.controller)
     rows = experiment.evaluation.methods.values()
     if all((row.tree, row.controller or experiment.controller) != own for row in rows):
@@ -57,7 +53,7 @@ def add_own(experiment: Experiment) -> None:
 
 
 def add_row(experiment: Experiment, name: str, tree: dict[str, Any], controller: Any) -> None:
-    """A row of the same drafter with a tree and a controller of its own; nodes are complete."""
+    """Add a method of the same drafter with a tree and a controller; their nodes are complete."""
     first = next(iter(experiment.evaluation.methods.values()))
     experiment.evaluation.methods[name] = MethodConfig(
         drafter=first.drafter, drafter_path=first.drafter_path, tree=tree, controller=controller
@@ -65,12 +61,12 @@ def add_row(experiment: Experiment, name: str, tree: dict[str, Any], controller:
 
 
 FINALISTS = 5
-"""Rows that promise most, the tuned ones always among them."""
+"""Methods with the best estimates that really decode; the tuned ones are always among them."""
 
 
-def finalists(promises: Mapping[str, Promise]) -> list[str]:
-    """Return the methods that promise most; the tuned trees are always among them."""
-    order = sorted(promises, key=lambda name: -promises[name].rate)
+def finalists(estimates: Mapping[str, Estimate]) -> list[str]:
+    """Return the methods with the best estimates, the tuned trees among them: costs are a model."""
+    order = sorted(estimates, key=lambda name: -estimates[name].rate)
     others = [name for name in order if name not in (TUNED, DYNAMIC)]
     return [TUNED, DYNAMIC, *others[: FINALISTS - 2]]
 
@@ -83,7 +79,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Choice:
-    """A tree, a rule of stopping, and what they promise on the rounds that were looked at.
+    """Holds a tree, a rule of stopping, and their estimate on the rounds that were traced.
 
     Attributes:
         candidate: the tree.
@@ -100,17 +96,17 @@ class Choice:
 
 
 def logarithm(threshold: float | None) -> float:
-    """Of a threshold; no threshold is never reached."""
+    """Return the logarithm of a threshold; no threshold is never reached."""
     return -math.inf if threshold is None else math.log(threshold)
 
 
 def search(
-    looks: Sequence[Look], costs: Costs, block: int, *, nodes: int, depth: int
+    traces: Sequence[TracedRound], costs: Costs, block: int, *, nodes: int, depth: int
 ) -> tuple[Choice, list[Choice]]:
-    """The best tree over all numbers of passes and all thresholds, and the best of each threshold.
+    """Find the best tree over all numbers of passes and all thresholds, and each threshold's best.
 
     Args:
-        looks: rounds.
+        traces: rounds.
         costs: of this machine.
         block: k.
         nodes: most draft tokens.
@@ -120,7 +116,7 @@ def search(
     for threshold in (None, *THRESHOLDS):
         asking, best = threshold is not None, None
         for passes in range(1, max(depth // block, 1) + 1):
-            chances = odds(looks, block, passes, logarithm(threshold))
+            chances = odds(traces, block, passes, logarithm(threshold))
             floor = best.rate if best else 0.0
             tree = best_tree(chances, costs, block, nodes, asking=asking, floor=floor)
             best = tree if best is None or tree.rate > best.rate else best
@@ -131,19 +127,19 @@ def search(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What choosing came to.
+    """Holds what was chosen, and from what.
 
     Attributes:
         choice: the best.
         by_threshold: the best for every threshold, without one first.
-        looks: all rounds that were looked at.
-        own: those of the last walk: the rounds of the tree before the last search.
+        traces: all rounds that were traced.
+        own: those of the last pass over the texts: the rounds of the tree before the last search.
     """
 
     choice: Choice
     by_threshold: list[Choice]
-    looks: list[Look]
-    own: list[Look]
+    traces: list[TracedRound]
+    own: list[TracedRound]
 
 
 def choose(
@@ -167,26 +163,26 @@ def choose(
         depth: longest path.
         announce: takes one line for the user at a time.
     """
-    take = partial(walk, drafter=drafter, depth=depth, lowest=logarithm(THRESHOLDS[0]))
-    looks: list[Look] = []
-    follow, choice = Follow(start), None
+    take = partial(trace, drafter=drafter, depth=depth, lowest=logarithm(THRESHOLDS[0]))
+    traces: list[TracedRound] = []
+    policy, choice = DraftingPolicy(start), None
     for turn in range(ROUNDS):
-        own = [found for text in texts for found in take(text, follow=follow, skip=turn)]
-        looks += own
+        own = [found for text in texts for found in take(text, policy=policy, skip=turn)]
+        traces += own
         before, (choice, table) = (
             choice,
-            search(looks, costs, drafter.block, nodes=nodes, depth=depth),
+            search(traces, costs, drafter.block, nodes=nodes, depth=depth),
         )
-        announce(_line(choice, len(looks)))
+        announce(_line(choice, len(traces)))
         same = before is not None and (before.paths, before.threshold) == (
             choice.paths,
             choice.threshold,
         )
         if same:
             break
-        follow = Follow(choice.paths, logarithm(choice.threshold))
+        policy = DraftingPolicy(choice.paths, logarithm(choice.threshold))
     assert choice is not None
-    return Chosen(choice, table, looks, own)
+    return Chosen(choice, table, traces, own)
 
 
 def _line(choice: Choice, rounds: int) -> str:

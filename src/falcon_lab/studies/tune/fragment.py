@@ -26,14 +26,14 @@ def fragment(results: Mapping[str, Any], name: str) -> str:
         name: of the file, for the comment.
     """
     found = results["tune"]
-    promise = found["predicted"][found["chosen"]]
+    estimate = found["predicted"][found["chosen"]]
     rows = results["experiment"]["evaluation"]["methods"]
     head = HEADER.format(
         drafter=Path(rows[found["chosen"]]["drafter_path"] or "the drafter").name,
         machine=results["hardware"]["gpu"] or results["hardware"]["cpu"],
         date=results["date"][:10],
-        tokens=promise["tau"],
-        milliseconds=promise["milliseconds"],
+        tokens=estimate["tau"],
+        milliseconds=estimate["milliseconds"],
         name=name,
     )
     # JSON in one line is YAML too, and quotes the zeros of paths.

@@ -1,25 +1,14 @@
-"""What is accepted how often: paths of a tree, and ranks by depth.
+"""Replay rounds on the target's text: what a drafter's candidates are worth, and at what price.
 
-Shapes: D depths, W ranks.
-
-What a round costs, as a function of the tree's nodes and of every pass's blocks.
-
-Shapes: n draft tokens of a tree, F blocks of a pass, k block.
-
-Where the drafter had the target's own tokens among its candidates.
-
-A round's look goes along the target's text, pass by pass, each block being given the true tokens
+A traced round goes along the target's text, pass by pass, each block being given the true tokens
 and the drafter's own predicted features, as a tree's branches are. The ranks of the true tokens on
 the way are all that a static tree's acceptance depends on: it accepts the longest beginning of
-them that it holds. No wide tree need be verified, and no rank is missed.
+them that it holds. No wide tree need be verified, and no rank is missed. Ranks do not describe a
+tree that follows the drafter, so its limits are chosen by replaying it; an estimate is made of
+replayed rounds, priced by the costs.
 
-Shapes: F frontier blocks, k block, V vocabulary, W width.
-
-Choose the limits of a tree that follows the drafter: by replaying it, as ranks do not tell.
-
-Shapes: k block.
-
-What a row of the comparison promises: its rounds replayed on the texts, priced by the costs.
+Shapes: D depths, W ranks or width, n draft tokens of a tree, F frontier blocks, k block,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +36,7 @@ from falcon_lab.trees.paths import Path
 
 @dataclass(frozen=True)
 class Odds:
-    """What rounds do under one rule of stopping.
+    """Holds what rounds do under one rule of stopping.
 
     Attributes:
         gain: path -> share of the rounds that would accept it, were it in the tree.
@@ -62,7 +51,7 @@ class Odds:
     asked: list[float]
 
 
-def odds(looks: Sequence[Look], block: int, most: int, log_threshold: float) -> Odds:
+def odds(traces: Sequence[TracedRound], block: int, most: int, log_threshold: float) -> Odds:
     """Count all paths of ``most`` passes at the most.
 
     A tree's expected tokens a round are 1 + Σ of its paths' gains: a round accepts a path when
@@ -72,14 +61,16 @@ def odds(looks: Sequence[Look], block: int, most: int, log_threshold: float) -> 
     reach: Counter[int] = Counter()
     passes: Counter[int] = Counter()
     asked: Counter[int] = Counter()
-    for look in looks:
-        made = look.passes(block, most, log_threshold)
-        deepest = min(look.limit, made * block)
-        gain.update(look.ranks[:length] for length in range(1, min(deepest, len(look.ranks)) + 1))
+    for traced in traces:
+        made = traced.passes(block, most, log_threshold)
+        deepest = min(traced.limit, made * block)
+        gain.update(
+            traced.ranks[:length] for length in range(1, min(deepest, len(traced.ranks)) + 1)
+        )
         reach[deepest] += 1
         passes[made] += 1
-        asked.update(j for j in range(1, made + 1) if j < most and j * block < look.limit)
-    total = len(looks)
+        asked.update(j for j in range(1, made + 1) if j < most and j * block < traced.limit)
+    total = len(traces)
     return Odds(
         {path: count / total for path, count in gain.items()},
         _at_least(reach, most * block, total),
@@ -89,13 +80,13 @@ def odds(looks: Sequence[Look], block: int, most: int, log_threshold: float) -> 
 
 
 def _at_least(counts: Counter[int], most: int, total: int) -> list[float]:
-    """Entry i: share of what is i or more."""
+    """Return the share of what is i or more in entry i."""
     return [sum(n for value, n in counts.items() if value >= i) / total for i in range(most + 1)]
 
 
 @dataclass(frozen=True)
 class DepthRow:
-    """Depth d of an acceptance table.
+    """Holds depth d of an acceptance table.
 
     Attributes:
         depth: 1 is the root's child.
@@ -110,21 +101,21 @@ class DepthRow:
     beyond: float
 
 
-def table(looks: Iterable[Look], ranks: int, *, first: bool = False) -> list[DepthRow]:
+def table(traces: Iterable[TracedRound], ranks: int, *, first: bool = False) -> list[DepthRow]:
     """Acceptance by rank and depth, given that the path before is right.
 
     Args:
-        looks: rounds.
+        traces: rounds.
         ranks: W, ranks that have an entry of their own.
         first: count only rounds whose path before is all first candidates, a chain's.
     """
     counts: dict[int, Counter[int]] = {}
-    for look in looks:
-        for depth in range(1, look.known + 1):
-            before = look.ranks[: depth - 1]
+    for traced in traces:
+        for depth in range(1, traced.known + 1):
+            before = traced.ranks[: depth - 1]
             if len(before) < depth - 1 or (first and any(before)):
                 break
-            rank = look.ranks[depth - 1] if depth <= len(look.ranks) else ranks
+            rank = traced.ranks[depth - 1] if depth <= len(traced.ranks) else ranks
             counts.setdefault(depth, Counter())[min(rank, ranks)] += 1
     return [_row(depth, counts[depth], ranks) for depth in sorted(counts)]
 
@@ -135,12 +126,12 @@ def _row(depth: int, counts: Counter[int], ranks: int) -> DepthRow:
 
 
 WIDTH = 64
-"""Candidates of a row that are looked at."""
+"""Candidates of a row that have a rank."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """One round.
+class TracedRound:
+    """Holds what decides a round.
 
     Attributes:
         ranks: of the true tokens, from the root on, as long as they are among the candidates and
@@ -156,7 +147,7 @@ class Look:
     limit: int
 
     def passes(self, block: int, most: int, log_threshold: float) -> int:
-        """Passes that a round makes under the ``confidence`` controller (``-inf``: ``fixed``)."""
+        """Count a round's passes under the ``confidence`` controller (``-inf``: ``fixed``)."""
         made = 1
         while made < most and made * block < self.limit:
             sure = self.confidence[made - 1] if made <= len(self.confidence) else -math.inf
@@ -167,8 +158,8 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Follow:
-    """Which tree a walk through a text follows.
+class DraftingPolicy:
+    """States which tree the traced rounds accept by.
 
     Attributes:
         paths: the tree's.
@@ -178,41 +169,47 @@ class Follow:
     paths: Collection[Path]
     log_threshold: float = -math.inf
 
-    def accepted(self, look: Look, block: int) -> int:
-        """Draft tokens that a round accepts and that add to the text."""
+    def accepted(self, traced: TracedRound, block: int) -> int:
+        """Count the draft tokens that a round accepts and that add to the text."""
         height = max(map(len, self.paths), default=0)
-        passes = look.passes(block, -(-height // block), self.log_threshold)
-        deepest = min(look.limit, passes * block, len(look.ranks))
+        passes = traced.passes(block, -(-height // block), self.log_threshold)
+        deepest = min(traced.limit, passes * block, len(traced.ranks))
         count = 0
-        while count < deepest and look.ranks[: count + 1] in self.paths:
+        while count < deepest and traced.ranks[: count + 1] in self.paths:
             count += 1
         return count
 
 
 @torch.inference_mode()
-def walk(
-    text: Text, drafter: Drafter, follow: Follow, *, depth: int, lowest: float, skip: int = 0
-) -> list[Look]:
-    """Look at every round that decoding with a tree has, and go on as it would.
+def trace(
+    text: Text,
+    drafter: Drafter,
+    policy: DraftingPolicy,
+    *,
+    depth: int,
+    lowest: float,
+    skip: int = 0,
+) -> list[TracedRound]:
+    """TracedRound at every round that decoding with a tree has, and go on as it would.
 
     Args:
         text: what is decoded.
         drafter: with block k.
-        follow: the tree, and when to stop drafting.
+        policy: the tree, and when to stop drafting.
         depth: longest path that is looked at.
-        lowest: log-confidence below which no threshold lies: no need to look further.
+        lowest: log-confidence below which no threshold lies: no need to trace further.
         skip: answer tokens that count as the prompt's: other rounds of the same text.
     """
-    reader, looks = Reader(text, drafter, skip), []
-    follow = Follow(frozenset(follow.paths), follow.log_threshold)
+    reader, traces = Reader(text, drafter, skip), []
+    policy = DraftingPolicy(frozenset(policy.paths), policy.log_threshold)
     while reader.room:
-        looks.append(look(reader, depth, lowest))
-        reader.advance(follow.accepted(looks[-1], drafter.block) + 1)
-    return looks
+        traces.append(trace_round(reader, depth, lowest))
+        reader.advance(policy.accepted(traces[-1], drafter.block) + 1)
+    return traces
 
 
-def look(reader: Reader, depth: int, lowest: float) -> Look:
-    """What the drafter would propose from here on. The last true token adds nothing as a draft."""
+def trace_round(reader: Reader, depth: int, lowest: float) -> TracedRound:
+    """Trace one round from here on. The last true token adds nothing as a draft."""
     drafter, block = reader.drafter, reader.drafter.block
     truth = reader.truth(min(depth, reader.room - 1))
     frontier: Frontier | None = Frontier.root(reader.root.device)
@@ -230,7 +227,7 @@ def look(reader: Reader, depth: int, lowest: float) -> Look:
         own = confidence[-1] >= lowest and logits.shape[1] == block
         more = pathfinder.depth < depth and pathfinder.depth < reader.limit
         frontier = pathfinder.next(logits, truth, alive, own) if more else None
-    return Look(tuple(ranks), len(truth), tuple(confidence), reader.limit)
+    return TracedRound(tuple(ranks), len(truth), tuple(confidence), reader.limit)
 
 
 class _Pathfinder:
@@ -246,7 +243,7 @@ class _Pathfinder:
         self._asked = (True, True)
 
     def next(self, logits: Tensor, truth: Sequence[int], alive: bool, own: bool) -> Frontier | None:
-        """The next pass of the paths that still matter, ``[F, k]`` tokens."""
+        """Return the next pass of the paths that still matter, ``[F, k]`` tokens."""
         true_tokens = truth[self.depth - self.block : self.depth]
         own_tokens: list[int] = logits[0].argmax(-1).tolist() if own else []
         parent = 0 if self._one or not self._asked[0] else 1
@@ -263,12 +260,12 @@ class _Pathfinder:
 
 
 def _sureness(logits: Tensor) -> float:
-    """Log-probability of the first candidates of a block, ``[rows, V]``."""
+    """Return the log-probability of the first candidates of a block, ``[k, V]``."""
     return float(logits.float().log_softmax(-1).amax(-1).sum()) if logits.shape[0] else -math.inf
 
 
 def _ranks(logits: Tensor, truth: Sequence[int]) -> list[int]:
-    """Ranks of the true tokens in ``[rows, V]``, up to the first that is not proposed."""
+    """Return the ranks of the true tokens in ``[k, V]``, up to the first that is not proposed."""
     if not truth:
         return []
     scores, tokens = logits.float().topk(min(WIDTH, logits.shape[-1]), dim=-1)
@@ -289,23 +286,23 @@ PATIENCE = 2
 
 @dataclass(frozen=True)
 class Growth:
-    """A dynamic tree and what it promises.
+    """Holds a dynamic tree and its estimate.
 
     Attributes:
         tree: its options.
         threshold: of the ``confidence`` controller; None is ``fixed``.
-        promise: on the texts.
+        estimate: on the texts.
     """
 
     tree: DynamicTreeConfig
     threshold: float | None
-    promise: Promise
+    estimate: Estimate
 
 
 def best_growth(
     bench: Bench, texts: Sequence[Text], costs: Costs, *, nodes: int, depth: int
 ) -> Growth:
-    """The limits with the most expected tokens a second, found one after the other.
+    """Find the limits with the most expected tokens a second, found one after the other.
 
     First nodes and threshold together, with a beam of two; nodes are added while it helps. Then
     the beam.
@@ -320,14 +317,14 @@ def best_growth(
 
     def attempt(size: int, beam: int, threshold: float | None) -> Growth:
         tree = DynamicTreeConfig(nodes=size, beam=beam, width=4, depth=depth)
-        return Growth(tree, threshold, _promise(bench, texts, costs, tree, threshold))
+        return Growth(tree, threshold, _estimate(bench, texts, costs, tree, threshold))
 
     found: list[Growth] = []
     for threshold in (None, *THRESHOLDS):
         rates: list[float] = []
         for size in [n for n in NODES if n <= nodes] or [nodes]:
             found.append(attempt(size, 2, threshold))
-            rates.append(found[-1].promise.rate)
+            rates.append(found[-1].estimate.rate)
             if len(rates) - rates.index(max(rates)) > PATIENCE:
                 break
     best = max(found, key=_rate)
@@ -336,27 +333,27 @@ def best_growth(
 
 
 def _rate(growth: Growth) -> float:
-    return growth.promise.rate
+    return growth.estimate.rate
 
 
-def _promise(
+def _estimate(
     bench: Bench,
     texts: Sequence[Text],
     costs: Costs,
     tree: DynamicTreeConfig,
     threshold: float | None,
-) -> Promise:
+) -> Estimate:
     engine = bench.engine(DynamicTree(tree, bench.context))
     controller: LengthController = Fixed(FixedConfig(), bench.context)
     if threshold is not None:
         controller = Confidence(ConfidenceConfig(threshold=threshold), bench.context)
     engine.controller = controller
-    return promise(engine, texts, costs, builder="dynamic", asked=threshold is not None)
+    return estimate(engine, texts, costs, builder="dynamic", asked=threshold is not None)
 
 
 @dataclass(frozen=True)
-class Promise:
-    """Figures of a method over all texts; every text begins with a prefill and its token.
+class Estimate:
+    """Estimates a method's figures over all texts; every text begins with a prefill and its token.
 
     Attributes:
         tau: tokens a round, the target's own one included.
@@ -377,14 +374,14 @@ class Promise:
     speedup: Interval
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return plain values."""
         return asdict(self)
 
 
-def promise(
+def estimate(
     engine: SpeculativeEngine, texts: Sequence[Text], costs: Costs, *, builder: str, asked: bool
-) -> Promise:
-    """Replay an engine on the texts.
+) -> Estimate:
+    """Estimate an engine's figures by replaying it on the texts.
 
     Args:
         engine: whose drafter, builder and controller are used.
@@ -404,7 +401,7 @@ def promise(
     wall = [costs.prefill + each for each in seconds]
     written = [count + 1 for count in tokens]
     count = max(sum(map(len, rounds)), 1)
-    return Promise(
+    return Estimate(
         tau=sum(tokens) / count,
         nodes=sum(r.nodes for of in rounds for r in of) / count,
         passes=sum(len(r.blocks) for of in rounds for r in of) / count,

@@ -40,7 +40,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A tree and what it promises.
+    """A tree and what it estimates.
 
     Attributes:
         paths: its nodes.

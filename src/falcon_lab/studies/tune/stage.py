@@ -27,7 +27,7 @@ from falcon_lab.studies.tune.choosing import (
 )
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench, choose_threads, measure_costs
-from falcon_lab.studies.tune.replay import Growth, Promise, best_growth, promise, table
+from falcon_lab.studies.tune.replay import Estimate, Growth, best_growth, estimate, table
 from falcon_lab.studies.tune.texts import Text, write_texts
 from falcon_lab.timing import torch_threads
 from falcon_lab.trees.paths import path_name
@@ -105,9 +105,9 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         chosen, growth = _choose(bench, texts, costs, limits, announce)
         for name in _add_tuned(experiment, setup.components, chosen.choice, growth):
             setup.add(methods, name, experiment.evaluation.methods[name])
-        promises = promises_of(experiment, methods, texts[:REPLAYED_ON], costs)
+        estimates = estimates_of(experiment, methods, texts[:REPLAYED_ON], costs)
         announce("measuring the most promising trees on prompts that were tuned on")
-        names = finalists(promises)
+        names = finalists(estimates)
         trial = setup.measure({n: methods.engines[n] for n in names}, others[:TRIED_ON])
         best = fastest_method(trial.records, unless_clearly=TUNED)
         announce("measuring all trees in turns on the other prompts")
@@ -123,7 +123,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         "chosen": best,
         "tree": row.tree or experiment.tree,
         "controller": row.controller or experiment.controller,
-        "predicted": {name: found.as_dict() for name, found in promises.items()},
+        "predicted": {name: found.as_dict() for name, found in estimates.items()},
         "over": _over(measurement, best),
     }
     return results
@@ -191,13 +191,13 @@ def _add_tuned(
     return TUNED, DYNAMIC
 
 
-def promises_of(
+def estimates_of(
     experiment: Experiment, methods: Methods, texts: Sequence[Text], costs: Costs
-) -> dict[str, Promise]:
-    """What every row promises. A builder without a price of its own counts as a template.
+) -> dict[str, Estimate]:
+    """Estimate every method. A builder without a price of its own counts as a template.
 
-    A drafter with probes learns from the target's passes, of which a replay has none; it promises
-    nothing, and is measured alone.
+    A drafter with auxiliary nodes learns from the target's passes, of which a replay has none: it
+    has no estimate, and is measured alone.
     """
     found = {}
     for name, engine in methods.engines.items():
@@ -206,7 +206,7 @@ def promises_of(
         row = experiment.evaluation.methods[name]
         tree, controller = row.tree or experiment.tree, row.controller or experiment.controller
         builder = "dynamic" if tree["name"] == "optimal" else tree["name"]  # grown the same way
-        found[name] = promise(
+        found[name] = estimate(
             engine, texts, costs, builder=builder, asked=controller["name"] != "fixed"
         )
     return found
@@ -216,10 +216,10 @@ def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
     """Tables, and the best tree for every threshold."""
     return {
         "texts": {"count": len(texts), "tokens": sum(text.answer for text in texts)},
-        "rounds": len(chosen.looks),
+        "rounds": len(chosen.traces),
         "acceptance": {
-            "any": [asdict(row) for row in table(chosen.looks, RANKS)],
-            "first": [asdict(row) for row in table(chosen.looks, RANKS, first=True)],
+            "any": [asdict(row) for row in table(chosen.traces, RANKS)],
+            "first": [asdict(row) for row in table(chosen.traces, RANKS, first=True)],
         },
         "thresholds": [
             {
