@@ -4,7 +4,7 @@ The target and the drafter's decoder blocks are both one of these. Nothing is pa
 model takes a ready-made 4-D mask, or a mapping of them where its layers differ in kind. Decoding
 takes the short way through Llama-like layers (``lean.py``).
 
-Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden.
+Shapes: B batch, T new tokens, S keys (cached ones and the new ones), L tapped layers, H hidden.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Taps:
             self._seen[layer] = states[layer]
 
     def stacked(self) -> Tensor:
-        """``[B, T, L, H]``, in the order of ``layers``."""
+        """Return ``[B, T, L, H]``, in the order of ``layers``."""
         return torch.stack([self._seen[layer] for layer in self.layers], dim=-2)
 
 
@@ -92,11 +92,11 @@ class Backbone(nn.Module):
         self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
         self._width = width
         self._layout: tuple[torch.dtype, KVLayout] | None = None  # dtype of the weights, and its
-        self._everything: Tensor | None = None  # a mask row that sees all, in the kernel's form
+        self._everything: Tensor | None = None  # a mask row of all keys, in the kernel's form
 
     @classmethod
     def short(cls, config: Any, layers: int) -> Self:
-        """Fresh decoder blocks of a model's own kind: ``layers`` of them, each with full attention.
+        """Return fresh decoder layers of a model's own kind, each with full attention.
 
         They take ``embeddings`` and have no embedding table. Weights are float32, drawn from
         torch's global generator; ``config`` is left as it is.
@@ -112,16 +112,16 @@ class Backbone(nn.Module):
 
     @property
     def implementation(self) -> str:
-        """Name of the attention kernel."""
+        """Return the name of the attention kernel."""
         return str(self.config._attn_implementation)
 
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty cache for ``capacity`` positions."""
+        """Return an empty cache for ``capacity`` positions."""
         return KVCache(self.config.num_hidden_layers, capacity, self.layout)
 
     @property
     def layout(self) -> KVLayout:
-        """What a cache keeps of every position, with the weights as they are now.
+        """Return what a cache keeps of every position, with the weights as they are now.
 
         Found once, by a pass over one token.
         """
@@ -154,16 +154,16 @@ class Backbone(nn.Module):
         causal: bool = False,
         taps: Taps | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, as the LM head reads them.
+        """Return the hidden states after the final norm, as the LM head reads them.
 
         Args:
             positions: ``[B or 1, T]`` long.
-            mask: ``[B or 1, T, W]`` bool, who sees whom among the last W keys (of the new rows
-                at least); every new row sees the S - W before them. The window of sliding layers
-                is written in here. None: every new row sees every key, as a single one does.
+            mask: ``[B or 1, T, W]`` bool attention mask over the last W keys (the new ones at
+                least); every new token attends to the S - W before them. The window of sliding
+                layers is written in here. None: every new token attends to every key.
             tokens: ``[B, T]`` long, or
             embeddings: ``[B, T, H]``.
-            cache: earlier rows, to which the new ones are appended.
+            cache: earlier keys and values, to which the new ones are appended.
             causal: ``mask`` is ``[1, T, T]`` and a text's own, which some kernels know by
                 themselves.
             taps: takes the hidden states of layers on the way.
@@ -212,14 +212,14 @@ class Backbone(nn.Module):
         return self(**inputs, taps=taps), taps.stacked()
 
     def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
-        """What takes a mask of the last keys in this pass; None: whole masks are needed."""
+        """Return what takes a mask of the last keys in this pass; None: whole masks are needed."""
         backend = backend_of(self.implementation)
         if backend is None or mask is None or causal:
             return backend
         return backend if backend.merges(new, seen - mask.shape[-1]) else None
 
     def _mask_dtype(self, embeddings: Tensor | None) -> torch.dtype:
-        """What eager attention adds; asking the model means walking its weights."""
+        """Return what eager attention adds; asking the model means walking its weights."""
         if self.implementation != "eager":
             return torch.bool
         dtype: torch.dtype = self.base.dtype if embeddings is None else embeddings.dtype
@@ -236,7 +236,7 @@ class Backbone(nn.Module):
         *,
         narrow: bool,
     ) -> Any:
-        """The mask in the kernel's form; one for each kind of layer where there are several.
+        """Return the mask in the kernel's form; one for each kind of layer where there are several.
 
         ``narrow``: full attention takes a mask of the last keys as it is.
         """
@@ -255,7 +255,7 @@ class Backbone(nn.Module):
         return forms if len(forms) > 1 else forms[self.kinds[0]]
 
     def _see_all(self, new: int, seen: int, dtype: torch.dtype, device: torch.device) -> Any:
-        """A slice of one preallocated row: decoding a token builds no mask."""
+        """Return a slice of one preallocated row: decoding a token builds no mask."""
         if self.implementation == "flex_attention":
             mask = torch.ones(1, new, seen, dtype=torch.bool, device=device)
             return for_attention(mask, self.implementation, dtype)
@@ -268,7 +268,7 @@ class Backbone(nn.Module):
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """The kinds of attention among a model's layers.
+    """Return the kinds of attention among a model's layers.
 
     Raises:
         FalconLabError: for a kind that no tree mask can express.
@@ -288,20 +288,20 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
 
 
 def _older_kinds(config: Any) -> set[str]:
-    """Kinds that no mask can express, as configurations named them before ``layer_types``."""
+    """Return kinds that no mask can express, as configurations named them before."""
     blocks = getattr(config, "layers_block_type", None) or ()  # Recurrent Gemma, Jamba, Zamba
     counts_rows = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
     return set(blocks) - {"attention", FULL, SLIDING} | ({"local"} if counts_rows else set())
 
 
 def plain_attention(config: Any) -> str:
-    """The attention of a model beside the target: the target's, but no backend of ours."""
+    """Return the attention of a model beside the target: the target's, but no backend of ours."""
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
     return "sdpa" if attention.startswith(PREFIX) else attention  # little is there to merge
 
 
 def short_config(config: Any, layers: int) -> Any:
-    """A copy of a model's configuration with ``layers`` full-attention layers and no vocabulary."""
+    """Copy a model's configuration with ``layers`` full-attention layers and no vocabulary."""
     shortened = copy.deepcopy(config)
     shortened.num_hidden_layers = layers
     shortened.vocab_size = 1

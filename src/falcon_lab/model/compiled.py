@@ -272,7 +272,7 @@ class Traced(nn.Module):
         keys: list[Tensor] | None = None,
         values: list[Tensor] | None = None,
     ) -> Outputs:
-        """``columns``: ``[S]``, as of ``Slices``."""
+        """Run the forward; ``columns`` ``[S]`` as of ``Slices``."""
         if positions is None or columns is None or keys is None or values is None:
             return self.inner.traced(inputs, None)
         cache = Slices(keys, values, columns, positions.shape[0])
@@ -310,15 +310,15 @@ class Slices(Cache):
         return keys[:, :, :stop], values[:, :, :stop]
 
     def record_positions(self, positions: Tensor) -> Tensor:
-        """``[1, S]``, of all keys."""
+        """Return ``[1, S]``, of all keys."""
         return torch.cat((self._columns[None, : self.length], positions), dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """As ``length``."""
+        """Return ``length``."""
         return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Keys that a query of that length sees, and their offset."""
+        """Return the keys that a query of that length attends to, and their offset."""
         return self.length + query_length, 0
 
 

@@ -33,7 +33,7 @@ FACTS = (
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
-    """Sixteen hex digits."""
+    """Return the fingerprint, sixteen hex digits."""
     config = model.config.get_text_config(decoder=True)
     digest = hashlib.sha256()
     facts = {fact: getattr(config, fact, None) for fact in FACTS}
@@ -47,14 +47,14 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def _sample(weight: Tensor) -> bytes:
-    """Evenly spread values, rounded to bfloat16 (rounding twice changes nothing)."""
+    """Take evenly spread values, rounded to bfloat16 (rounding twice changes nothing)."""
     flat = weight.reshape(-1)
     picked = flat[:: max(1, flat.shape[0] // SAMPLE)].to("cpu", torch.bfloat16)
     return picked.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _rope_bases(config: Any) -> Any:
-    """The rotary base, of each kind of layer where they differ."""
+    """Return the rotary base, of each kind of layer where they differ."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = {k: v.get("rope_theta") for k, v in parameters.items() if isinstance(v, dict)}
     return nested or parameters.get("rope_theta", getattr(config, "rope_theta", None))

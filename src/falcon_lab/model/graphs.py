@@ -229,7 +229,7 @@ class StaticPositions(Cache):
 
     @property
     def length(self) -> int:
-        """Keys before the new ones, as far as shapes are concerned."""
+        """Return the number of keys before the new ones, as far as shapes are concerned."""
         return self._seen - self._index.shape[0]
 
     def update(
@@ -248,11 +248,11 @@ class StaticPositions(Cache):
         return self._positions[:, : self._seen]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """As ``length``."""
+        """Return ``length``."""
         return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """As ``KVCache``."""
+        """Return the keys that a query attends to, and their offset."""
         return self._seen, 0
 
 

@@ -4,9 +4,9 @@ A decoding step of a small model is bound by the number of calls it makes, and a
 layer makes many. This does the same arithmetic in fewer: no module calls, no rotation that is
 computed and thrown away, no copies of grouped keys. It copies no weight, so that moving, loading
 or training the modules needs no word to it. ``Backbone`` uses it where no gradient is wanted and
-rows go to a cache; loading a target proves it equal to the model (``self_check.py``).
+keys go to a cache; loading a target proves it equal to the model (``loading.py``).
 
-Shapes: B batch, T new rows, S keys (cached rows and the new ones), H hidden, A query heads,
+Shapes: B batch, T new tokens, S keys (cached ones and the new ones), H hidden, A query heads,
 G key/value heads, D head size.
 """
 
@@ -105,7 +105,7 @@ class LeanLayers:
 
     @classmethod
     def of(cls, base: Any) -> Self | None:
-        """The short pass of a base model, or None where its modules do more than we know of."""
+        """Return the short pass of a base model; None where its modules do more than we know of."""
         return cls(base) if supports(base) else None
 
     def __call__(
@@ -117,14 +117,14 @@ class LeanLayers:
         backend: Backend | None = None,
         see: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
-        """Append rows to the cache.
+        """Append tokens to the cache.
 
         Args:
             rows: ``[B, T, H]`` embeddings.
             positions: ``[B or 1, T]`` long.
             mask: ``[B or 1, 1, T, S]`` bool (one for each kind of layer, where there are
-                several); None: every new row sees every key.
-            cache: earlier rows.
+                several); None: every new token attends to every key.
+            cache: earlier keys and values.
             backend: attends; its masks may be about the last keys alone. None: PyTorch's sdpa.
             see: takes a layer's number and the hidden states ``[B, T, H]`` that it reads.
 
@@ -146,7 +146,7 @@ class LeanLayers:
         return self.norm(rows)
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines, each ``[B or 1, 1, T, D]``."""
+        """Return cosines and signed sines, each ``[B or 1, 1, T, D]``."""
         angles = positions[:, None, :, None] * self.rotary.inv_freq.float()
         scale = self.rotary.attention_scaling
         cosine, sine = angles.cos() * scale, angles.sin() * scale
@@ -185,7 +185,7 @@ class LeanLayers:
 
 
 def supports(base: Any) -> bool:
-    """Whether a base model's layers are the plain ones of its family.
+    """Return whether a base model's layers are the plain ones of its family.
 
     Replaced modules (quantised, adapted) and hooks (offloading) are not.
     """
@@ -246,7 +246,7 @@ def _projection(module: Any) -> Projection:
 
 
 def _rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding (arXiv 2104.09864, eq. 34), halves of a head as pairs."""
+    """Apply the rotary embedding (arXiv 2104.09864, eq. 34), halves of a head as pairs."""
     cosine, sine = turn
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
@@ -254,7 +254,7 @@ def _rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _for_groups(mask: Masks, groups: int) -> Masks:
-    """Masks for queries that stand one below the other, ``groups`` of them for a key head."""
+    """Repeat masks for queries one below the other, ``groups`` of them for a key head."""
     if mask is None or groups == 1:
         return mask
     if isinstance(mask, dict):

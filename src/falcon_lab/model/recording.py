@@ -19,7 +19,7 @@ WARM_UPS = 2
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """What captures on a device, if anything does."""
+    """Return what captures on a device, if anything does."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
@@ -37,7 +37,7 @@ class CudaRecorder:
         self._first: torch.cuda.CUDAGraph | None = None  # kept: their memory goes with the last one
 
     def capture(self, run: Run) -> Run:
-        """As ``Recorder``."""
+        """Capture, as a ``Recorder`` does."""
         here = torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(here):  # back to it, come what may
             self._warm_up(run)
@@ -55,8 +55,7 @@ class CudaRecorder:
         return replay
 
     def _warm_up(self, run: Run) -> None:
-        """On a stream of its own. What would wait for the host is found here, where it harms no
-        capture."""
+        """Run on a stream of its own, where waiting for the host is found and harms no capture."""
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
@@ -99,7 +98,7 @@ class Attempts:
         self._announce = announce
 
     def capture(self, run: Run) -> Run | None:
-        """The replay, or None where there can be none."""
+        """Return the replay, or None where there can be none."""
         if self.failed:
             return None
         try:

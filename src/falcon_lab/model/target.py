@@ -1,7 +1,7 @@
 """The frozen target: a Hugging Face causal LM that trains drafters and verifies trees.
 
-Shapes: B batch, T tokens, P prompt tokens, N tree nodes (the root counted), n new rows,
-S keys (cached rows and the new ones), L tapped layers, H hidden, V vocabulary.
+Shapes: B batch, T tokens, P prompt tokens, N tree nodes (the root counted), n new tokens,
+S keys (cached ones and the new ones), L tapped layers, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NOT_STORED = (
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """What a forward pass of the target says.
+    """What a forward pass of the target gives.
 
     Attributes:
         logits: ``[n, V]``; after a prefill ``[1, V]``, the last position's alone.
@@ -60,7 +60,7 @@ class TargetOutput:
     taps: Tensor | None = None
 
     def split(self, counts: Sequence[int]) -> list[TargetOutput]:
-        """Rows of the same number each for logits, features and taps, ``counts`` of them."""
+        """Split logits, features and taps into parts of ``counts`` tokens each."""
         sizes = list(counts)
         taps = [None] * len(sizes) if self.taps is None else self.taps.split(sizes)
         parts = zip(self.logits.split(sizes), self.features.split(sizes), taps, strict=True)
@@ -119,12 +119,12 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Return the dtype of the weights."""
         return self._embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Return where the model is."""
         return self._embedding.weight.device  # the model's own property walks all its weights
 
     def to(self, device: torch.device | str) -> Self:
@@ -133,15 +133,15 @@ class Target:
         return self
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token embeddings: ``[...]`` long -> ``[..., H]``."""
+        """Embed tokens: ``[...]`` long -> ``[..., H]``."""
         return self._embedding(tokens)
 
     def head(self, features: Tensor) -> Tensor:
-        """The model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
+        """Return the model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
         return self._lm_head.forward(features)
 
     def copy_head(self) -> HeadCopy:
-        """A head that begins as the model's own, and can be trained."""
+        """Return a head that begins as the model's own, and can be trained."""
         return HeadCopy(self._lm_head.linear, self.config)
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -162,7 +162,7 @@ class Target:
 
     @torch.no_grad()
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
-        """Features of packed documents, each as if it stood alone.
+        """Return the features of packed documents, each as if it stood alone.
 
         Args:
             tokens: ``[B, T]`` long.
@@ -178,7 +178,7 @@ class Target:
     def tapped_teacher(
         self, tokens: Tensor, documents: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As ``teacher``: features, and what is tapped, ``[B, T, L, H]``, of the same pass."""
+        """Return features as ``teacher`` does, and what the same pass taps, ``[B, T, L, H]``."""
         features, taps = self._teach(tokens, documents, positions)
         return features, taps
 
@@ -186,9 +186,9 @@ class Target:
         mask = packed_mask(documents)
         return self._run(tokens=tokens, positions=positions, mask=mask)
 
-    def _run(self, **rows: Any) -> tuple[Tensor, ...]:
-        """Features ``[B, T, H]`` and, of a target that is tapped, ``[B, T, L, H]``."""
-        return self.backbone.tapped(self.taps, **rows)
+    def _run(self, **inputs: Any) -> tuple[Tensor, ...]:
+        """Return features ``[B, T, H]`` and, of a target that is tapped, ``[B, T, L, H]``."""
+        return self.backbone.tapped(self.taps, **inputs)
 
     def prefill(
         self, tokens: Tensor, cache: KVCache, *, chunk: int = DecodingConfig.prefill_chunk
@@ -228,7 +228,7 @@ class Target:
             yield TargetOutput(self.head(hidden[0, -1:]), hidden[0], *(rows[0] for rows in taps))
 
     def tapped(self, layers: Sequence[int]) -> Self:
-        """The same model where it is, whose outputs carry hidden states of some layers too.
+        """Return the same model where it is, whose outputs carry hidden states of some layers too.
 
         Args:
             layers: 0 is what the first decoder layer reads, i what layer i puts out, counted from
@@ -333,7 +333,7 @@ class Target:
         return self.backbone.new_batch_cache(rows, capacity)
 
     def batch_bytes(self, rows: int, capacity: int) -> int:
-        """Memory that such a cache takes, exactly."""
+        """Return the memory that such a cache takes, exactly."""
         return self.backbone.layout.bytes(capacity, rows)
 
     @torch.no_grad()
@@ -380,7 +380,7 @@ class Target:
         return TargetOutput(self.head(features), features, *map(padded.real, taps))
 
     def _range(self, start: int, new: int) -> Tensor:
-        """Positions start, start + 1, …: a slice of a tensor that is made once."""
+        """Return positions start, start + 1, …: a slice of a tensor that is made once."""
         stop = start + new
         if stop > self.max_positions:
             raise FalconLabError(
@@ -395,7 +395,7 @@ class Target:
 
 
 def max_positions(config: Any) -> int:
-    """Positions that a model was made for, under any of the names that families give it."""
+    """Return the positions that a model was made for, whatever its family calls them."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         if isinstance(found := getattr(config, key, None), int):
             return found
@@ -406,7 +406,7 @@ def max_positions(config: Any) -> int:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that the generation settings, the model or the tokenizer calls an end."""
+    """Return all tokens that the generation settings, the model or the tokenizer call an end."""
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
