@@ -1,4 +1,4 @@
-"""A drafter on disk: ``config.json``, ``model.safetensors`` and ``README.md`` in one folder.
+"""Save and load a drafter: ``config.json``, ``model.safetensors`` and ``README.md`` in a folder.
 
 Nothing is ever unpickled. A folder is written beside its place and renamed, so that what was
 there stays whole until the new one is.
@@ -35,7 +35,7 @@ def save_drafter(
     target: Target,
     card: str,
 ) -> Path:
-    """Write a drafter, in place of one that may be there.
+    """Write a drafter, replacing one that may be there.
 
     Args:
         folder: where to.
@@ -71,7 +71,7 @@ def save_drafter(
 def load_drafter(
     folder: Path | str, target: Target, components: Components, *, force: bool = False
 ) -> Any:
-    """The drafter of a folder, in evaluation mode, on the target's device and in its precision.
+    """Load a drafter in evaluation mode, on the target's device and in its precision.
 
     Args:
         folder: as ``save_drafter`` wrote it.
@@ -99,7 +99,7 @@ def load_drafter(
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
-    """A saved drafter's ``config.json``: node, provenance and the target it was trained for.
+    """Read a saved drafter's ``config.json``: node, provenance and the target it was trained for.
 
     Raises:
         FalconLabError: it is missing or is not one of ours.
@@ -168,7 +168,7 @@ def _read_weights(path: Path, drafter: nn.Module) -> None:
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Put ``fresh`` in the place of ``folder``. Killed half-way, ``_finish_exchange`` mends it."""
+    """Rename ``fresh`` to ``folder``; if that is killed, ``_finish_exchange`` completes it."""
     if folder.exists():
         folder.rename(_set_aside(folder))
     fresh.rename(folder)
@@ -176,7 +176,7 @@ def _exchange(fresh: Path, folder: Path) -> None:
 
 
 def _finish_exchange(folder: Path) -> None:
-    """Bring the old folder back, or remove it, after an exchange that was killed."""
+    """Restore the old folder, or remove it, after an exchange that was killed."""
     old = _set_aside(folder)
     if not old.exists():
         return
