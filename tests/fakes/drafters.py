@@ -12,7 +12,7 @@ from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 
 
 class RandomDrafter(Drafter):
-    """Says something else every time. Checks that it is told what the protocol promises."""
+    """Drafts at random. Checks what it observes."""
 
     needs = frozenset({"features"})
 
@@ -77,7 +77,7 @@ class OracleDrafter(RandomDrafter):
 
 
 class SilentDrafter(RandomDrafter):
-    """Has nothing to say."""
+    """Proposes nothing."""
 
     def draft(self, frontier: Frontier) -> DraftOutput:
         return DraftOutput(torch.zeros(frontier.tokens.shape[0], 0, self.vocab))

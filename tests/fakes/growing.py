@@ -1,4 +1,4 @@
-"""A drafter that knows where it stands, and the trees it spans, spelt out path by path.
+"""A drafter whose logits follow from the node, and its trees path by path.
 
 Shapes: F frontier blocks, k block, V vocabulary.
 """
@@ -22,15 +22,15 @@ Tokens = tuple[int, ...]
 ROOT = 7
 
 
-class StandingDrafter:
-    """Says the same whenever it stands at the same node.
+class NodeDrafter:
+    """Gives the same logits whenever a block is expanded at the same node.
 
     Args:
         vocab: V.
         block: k.
-        seed: of what it says.
+        seed: of its logits.
         silent: share of the tokens that it does not propose.
-        rows: rows of a block that it speaks about.
+        rows: tokens of a block that have logits.
     """
 
     def __init__(

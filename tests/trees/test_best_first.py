@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.growing import ROOT, StandingDrafter, check_tree, spelt
+from fakes.growing import ROOT, NodeDrafter, check_tree, spelt
 from falcon_lab.interfaces import Budget, DraftOutput, RoundContext
 from falcon_lab.sampling import Sampling
 from falcon_lab.trees.best_first import BestFirstTree
@@ -42,7 +42,7 @@ def test_every_tree_is_whole_and_within_every_limit(
     seed: int,
 ) -> None:
     builder = tree_of(block, nodes=nodes, depth=depth)
-    drafter = StandingDrafter(vocab, block, seed=seed, silent=silent)
+    drafter = NodeDrafter(vocab, block, seed=seed, silent=silent)
     tree = drafter.grow(builder, Budget(*budget))
     check_tree(tree)
     assert tree.nodes <= builder.max_nodes
@@ -58,7 +58,7 @@ def test_every_tree_is_whole_and_within_every_limit(
 
 @pytest.mark.parametrize("budget", [Budget(depth=0), Budget(nodes=0), Budget(passes=0)])
 def test_a_budget_of_nothing_asks_for_no_pass(budget: Budget) -> None:
-    drafter, builder = StandingDrafter(5, 2), tree_of(2)
+    drafter, builder = NodeDrafter(5, 2), tree_of(2)
     assert spelt(drafter.grow(builder, budget)) == []
     assert drafter.asked == []
     assert drafter.grow(builder).drafted == 9, "the budget of the round before is forgotten"
@@ -66,7 +66,7 @@ def test_a_budget_of_nothing_asks_for_no_pass(budget: Budget) -> None:
 
 def test_a_node_takes_its_candidates_from_its_own_row_of_its_own_block() -> None:
     for block in (1, 2, 3, 4):
-        drafter = StandingDrafter(5, block, seed=block)
+        drafter = NodeDrafter(5, block, seed=block)
         tree = drafter.grow(tree_of(block, nodes=40))
         for path, log_q in zip(spelt(tree), tree.log_q.tolist()[1:], strict=True):
             level = len(path) - 1
@@ -78,7 +78,7 @@ def test_a_node_takes_its_candidates_from_its_own_row_of_its_own_block() -> None
 def test_a_round_that_is_broken_off_is_a_round_of_fewer_passes(
     block: int, passes: int, seed: int
 ) -> None:
-    drafter = StandingDrafter(5, block, seed=seed)
+    drafter = NodeDrafter(5, block, seed=seed)
     broken = drafter.grow(tree_of(block), passes=passes)
     whole = drafter.grow(tree_of(block), Budget(passes=passes))
     assert spelt(broken) == spelt(whole)
@@ -87,7 +87,7 @@ def test_a_round_that_is_broken_off_is_a_round_of_fewer_passes(
 @given(BLOCKS, st.data())
 def test_rows_that_are_not_there_end_the_tree(block: int, data: st.DataObject) -> None:
     rows = data.draw(st.integers(0, block - 1))
-    drafter = StandingDrafter(5, block, rows=rows)
+    drafter = NodeDrafter(5, block, rows=rows)
     tree = drafter.grow(tree_of(block))
     check_tree(tree)
     assert len(drafter.asked) == 1
@@ -95,7 +95,7 @@ def test_rows_that_are_not_there_end_the_tree(block: int, data: st.DataObject) -
 
 
 def test_a_vocabulary_smaller_than_the_width_gives_as_many_children_as_it_can() -> None:
-    tree = StandingDrafter(2, 1).grow(tree_of(nodes=30, depth=3, beam=9, width=9))
+    tree = NodeDrafter(2, 1).grow(tree_of(nodes=30, depth=3, beam=9, width=9))
     assert [len(path) for path in spelt(tree)] == [1] * 2 + [2] * 4 + [3] * 8
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.growing import StandingDrafter, Tokens, best, check_tree, spelt
+from fakes.growing import NodeDrafter, Tokens, best, check_tree, spelt
 from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.sampling import Sampling
@@ -20,7 +20,7 @@ def built(block: int = 1, **options: Any) -> DynamicTree:
     return DynamicTree(DynamicTreeConfig(**options), BuildContext(HOST, block))
 
 
-def eagle2(drafter: StandingDrafter, config: DynamicTreeConfig) -> set[Tokens]:
+def eagle2(drafter: NodeDrafter, config: DynamicTreeConfig) -> set[Tokens]:
     """EAGLE-2 as it is written: expand all of the beam, remember everything, rerank at the end."""
     assert config.depth is not None
     block = drafter.block
@@ -51,7 +51,7 @@ def test_it_is_eagle_2_for_every_block_size(
     block: int, nodes: int, beam: int, width: int, depth: int, silent: float, seed: int
 ) -> None:
     config = DynamicTreeConfig(nodes=nodes, beam=beam, width=width, depth=depth)
-    drafter = StandingDrafter(5, block, seed=seed, silent=silent)
+    drafter = NodeDrafter(5, block, seed=seed, silent=silent)
     tree = drafter.grow(DynamicTree(config, BuildContext(HOST, block)))
     check_tree(tree)
     assert set(spelt(tree)) == eagle2(drafter, config)
@@ -76,7 +76,7 @@ def test_a_worked_example_with_two_tokens_a_pass() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_temperature_changes_nothing_and_nothing_is_drawn(temperature: float) -> None:
-    drafter = StandingDrafter(9, 2)
+    drafter = NodeDrafter(9, 2)
     tree = drafter.grow(built(2), temperature=temperature)
     assert spelt(tree) == spelt(drafter.grow(built(2)))
     assert (tree.proposal, tree.q, tree.q_row) == ("deterministic", None, None)
@@ -90,7 +90,7 @@ def test_the_depth_goes_by_the_block_unless_it_is_given(block: int, depth: int) 
 
 
 def test_a_wide_beam_expands_no_more_than_the_best_of_a_level() -> None:
-    drafter = StandingDrafter(9, 1, seed=5)
+    drafter = NodeDrafter(9, 1, seed=5)
     drafter.grow(built(1, nodes=60, beam=10, width=10, depth=7))
     assert len(drafter.asked) == 7
     assert [len(stands) for stands in drafter.asked[:2]] == [1, 9]

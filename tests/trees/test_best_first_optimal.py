@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.growing import StandingDrafter, best, check_tree, spelt
+from fakes.growing import NodeDrafter, best, check_tree, spelt
 from falcon_lab.interfaces import Budget, BuildContext, DraftOutput, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import DynamicTreeConfig, OptimalTreeConfig
 from falcon_lab.sampling import Sampling
@@ -34,7 +34,7 @@ def test_it_holds_the_likeliest_of_all_paths(
 ) -> None:
     vocab = {1: 5, 2: 3, 3: 2, 4: 2}[block]
     passes = min(passes, 6 // block)
-    drafter = StandingDrafter(vocab, block, seed=seed, silent=silent)
+    drafter = NodeDrafter(vocab, block, seed=seed, silent=silent)
     tree = drafter.grow(built(block, nodes=nodes, passes=passes))
     check_tree(tree)
     assert set(spelt(tree)) == best(drafter.reachable(passes * block), nodes)
@@ -46,7 +46,7 @@ def test_no_prefix_closed_tree_of_the_same_size_is_likelier(
     block: int, passes: int, seed: int
 ) -> None:
     """By trying every one: the sum of its nodes' probabilities is what a tree is worth."""
-    drafter = StandingDrafter(2, block, seed=seed)
+    drafter = NodeDrafter(2, block, seed=seed)
     scores = drafter.reachable(3)
     worth = max(
         sum(math.exp(scores[path]) for path in chosen)
@@ -69,7 +69,7 @@ def test_one_pass_over_a_grid_gives_the_known_answer() -> None:
 
 @given(st.integers(1, 4), st.integers(0, 10**6))
 def test_no_beam_makes_a_likelier_tree(block: int, seed: int) -> None:
-    drafter = StandingDrafter(5, block, seed=seed)
+    drafter = NodeDrafter(5, block, seed=seed)
     dynamic = DynamicTree(DynamicTreeConfig(nodes=12), BuildContext(HOST, block))
     optimal = built(block, nodes=12)
     assert optimal.max_depth == dynamic.max_depth
@@ -85,7 +85,7 @@ def path_scores(tree: Any) -> list[float]:
 
 
 def test_blocks_that_cannot_matter_are_not_asked() -> None:
-    drafter = StandingDrafter(9, 1, seed=1)
+    drafter = NodeDrafter(9, 1, seed=1)
     drafter.grow(built(1, nodes=16, passes=4))
     assert all(len(stands) < 16 for stands in drafter.asked)
 
