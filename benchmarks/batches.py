@@ -52,7 +52,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Our own keys with their values, and the configuration's overrides."""
+    """Split arguments into this script's keys with values, and the configuration's overrides."""
     settings, overrides = dict(OWN), []
     for word in words:
         key, _, value = word.partition("=")

@@ -72,7 +72,7 @@ def speed(overrides: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Each shape in a process of its own."""
+    """Measure each shape in a process of its own."""
     import torch
 
     from falcon_bench.distillation_cost import Shape, format_memory, measure_apart
@@ -92,7 +92,7 @@ def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tell(line: str) -> None:
-    """One line for the user, beside the results."""
+    """Print one line for the user, on standard error."""
     print(line, file=sys.stderr)
 
 

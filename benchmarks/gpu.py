@@ -35,7 +35,7 @@ CHECKS = ("shape", "real", "attention")
 
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path | None:
-    """Run one check; the file with its results, if there are any yet."""
+    """Run one check, and return the file with its results, if there are any yet."""
     check, *words = arguments or ["nothing"]
     if check not in CHECKS:
         raise SystemExit(f"which check? one of {', '.join(CHECKS)}; see the top of {__file__}")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path | None:
 
 
 def shape(words: Sequence[str], folder: Path) -> Path:
-    """The first check."""
+    """Run the first check: measure a target of a shape with random weights."""
     from falcon_bench.gpu_shape import TOY, Plan, bench_shape, format_shape, verdicts
     from falcon_lab.model.loading import resolve_device
 
@@ -56,7 +56,7 @@ def shape(words: Sequence[str], folder: Path) -> Path:
 
 
 def real(words: Sequence[str], folder: Path) -> Path | None:
-    """The second check."""
+    """Run the second check: train and measure real models."""
     from falcon_bench.gpu_real import bench_real
     from falcon_bench.gpu_training import TOY, Plan
     from falcon_lab.studies.bench.report import format_bench
@@ -76,7 +76,7 @@ def real(words: Sequence[str], folder: Path) -> Path | None:
 
 
 def attention(words: Sequence[str], folder: Path) -> Path:
-    """The third check."""
+    """Run the third check: time the attention backends."""
     sys.path.insert(0, str(HERE))
     try:
         from attention import main as measure  # type: ignore[import-not-found]
@@ -87,12 +87,12 @@ def attention(words: Sequence[str], folder: Path) -> Path:
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` words as a mapping."""
+    """Parse ``KEY=VALUE`` words into a mapping."""
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def with_values(plan: Any, values: dict[str, str]) -> Any:
-    """The plan with some of its fields, or of the dataclasses in it, replaced."""
+    """Return the plan with some fields, or those of the dataclasses in it, replaced."""
     left = dict(values)
     for field in fields(plan):
         now = getattr(plan, field.name)
@@ -107,7 +107,7 @@ def with_values(plan: Any, values: dict[str, str]) -> Any:
 
 
 def read(text: str, now: Any) -> Any:
-    """A value of the kind that is there."""
+    """Parse a value of the same type as ``now``."""
     if isinstance(now, str):
         return text
     if isinstance(now, tuple):
@@ -117,13 +117,13 @@ def read(text: str, now: Any) -> Any:
 
 
 def called(check: str, words: Sequence[str], key: str) -> str:
-    """The check, with what it was limited to, so that its calls do not overwrite each other."""
+    """Name the check with what it was limited to, so that its calls do not overwrite each other."""
     chosen = pairs(words).get(key)
     return check if chosen is None else f"{check}-{chosen.replace(',', '-')}"
 
 
 def write(check: str, results: dict[str, Any], hardware: dict[str, Any], folder: Path) -> Path:
-    """The results' file."""
+    """Write the results, and return their file."""
     from falcon_lab.measure.results import write_results
 
     device = hardware["device"].partition(":")[0]
@@ -131,12 +131,12 @@ def write(check: str, results: dict[str, Any], hardware: dict[str, Any], folder:
 
 
 def tell(line: str) -> None:
-    """One line for the user, beside the results."""
+    """Print one line for the user, on standard error."""
     print(line, file=sys.stderr)
 
 
 def quietly() -> None:
-    """Hugging Face's remarks on settings that are meant are left out."""
+    """Suppress Hugging Face's remarks on settings that are intended."""
     import transformers
 
     transformers.logging.set_verbosity_error()

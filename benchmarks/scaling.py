@@ -59,7 +59,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
 
 
 def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Our own keys with their values, and the configuration's overrides."""
+    """Split arguments into this script's keys with values, and the configuration's overrides."""
     settings: dict[str, Any] = {}
     overrides = []
     for word in arguments:

@@ -123,29 +123,30 @@ VERBS = frozenset(
     re.findall(
         r"\S+",
         """
-accept add adjust allocate allow answer append apply arrange ask assemble assert attach attend
-average begin bind blame bound break bring build bundle call cap capture carry cast catch change
-check choose clear clip close coerce collect combine come commit compare compile complain
-complete compute concatenate configure consume contain continue convert copy correct cost count
-cover create cross cut decide decode define delete depend derive describe detach detect differ
-discover distil divide do download draft draw drive drop embed emit encode end ensure enter
-estimate evaluate exclude exit expand expect explain export express extend extract fail feed
-fetch fill filter find finish fit fix flatten follow forget format forward freeze gather
-generate get give go grow guard guess handle have hide hold identify ignore implement import
-include increase indicate infer initialise insert inspect install instantiate interpret iterate
-join judge keep know label lay lead learn leave let limit list load locate lock log look make
-map mark mask match mean measure merge mirror move multiply name need normalise note notice
-observe offer open order overwrite pack pad parse pass patch perform pick place plan plot point
-predict prefill prefix prepare prescribe preserve print produce project promise propose prove
-provide put quantise quote raise rank reach read receive recognise record reduce refer refuse
-register reject release reload remember remove render repeat replace replay report represent
-request require reserve reset resolve restore restrict resume retry return reuse reveal reverse
-rewrite roll rotate round run sample save say scale scan schedule score search see seek select
-send separate set share shift show shuffle shut sign sit skip slice solve sort speak specify
-split stack stand start state stay step stop store stream strip suggest sum summarise supply
-support switch synchronise take tell test tokenise train translate traverse treat trim truncate
-try turn undo unpack unroll update upload use validate verify visit wait walk want warm warn
-weigh widen work wrap write yield
+accept add adjust align allocate allow announce answer append apply arrange ask assemble assert
+attach attend average begin bind blame bound break bring build bundle call cap capture carry
+cast catch change check choose clear clip close coerce collect combine come commit compare
+compile complain complete compute concatenate configure consume contain continue convert copy
+correct cost count cover create cross cut decide decode define delete depend derive describe
+detach detect differ discover distil divide do download draft draw drive drop embed emit encode
+end ensure enter estimate evaluate exchange exclude exit expand expect explain export express
+extend extract fail feed fetch fill filter find finish fit fix flatten follow forget format
+forward freeze fuse gather generate get give go group grow guard guess hand handle have hide
+hold identify ignore implement import include increase indicate infer initialise insert inspect
+install instantiate interpret iterate join judge keep know label lay lead learn leave let limit
+list load locate lock log look make map mark mask match mean measure merge mirror move multiply
+name need normalise note notice number observe offer open order overwrite pack pad paint pair
+parse pass patch perform pick place plan plot point predict prefill prefix prepare prescribe
+preserve print produce project promise propose prove provide put quantise quote raise rank reach
+read receive recognise record reduce refer refuse register reject release reload remember remove
+rename render repeat replace replay report represent request require reserve reset resolve
+restore restrict resume retry return reuse reveal reverse rewrite roll rotate round run sample
+save say scale scan schedule score search see seek select send separate set share shift show
+shuffle shut sign silence sit skip slice solve sort speak specify split stack stand start state
+stay step stop store stream strip suggest sum summarise supply support switch synchronise take
+tell test time tokenise trace train translate traverse treat trim truncate try tune turn undo
+unpack unroll update upload use validate verify visit wait walk want warm warn weigh widen work
+wrap write yield
 """,
     )
 )

@@ -65,7 +65,7 @@ def bench_attention(
 def bench_shape(
     shape: AttentionShape, *, contexts: Sequence[int], rows: Sequence[int], seconds: float
 ) -> dict[str, Any]:
-    """One shape.
+    """Time one shape through every backend.
 
     Returns:
         ``shape``; ``left_out``, kernel -> why it cannot run; ``timings``, each with ``backend``,

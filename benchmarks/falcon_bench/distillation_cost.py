@@ -81,7 +81,7 @@ class StepCost:
 
     @classmethod
     def of(cls, module: Distillation, batch: Batch, *, glances: bool) -> Self:
-        """Of a module's step on ``batch``."""
+        """Count those of a module's training step on ``batch``."""
         target, drafter, times = module.target, module.drafter, module.config.repeats
         tokens = int((batch.documents >= 0).sum())
         teacher = _pass(target.backbone, target.config, tokens, batch)
@@ -96,7 +96,7 @@ class StepCost:
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """Return the sum of all parts."""
         return self.teacher + self.glance + self.student + self.heads
 
 
@@ -162,7 +162,7 @@ def measure_apart(shape: Shape, *, threads: int) -> dict[str, Any]:
 
 
 def measure(shape: Shape) -> dict[str, Any]:
-    """Bytes and seconds of one forward and backward pass, after a small one."""
+    """Measure bytes and seconds of one forward and backward pass, after a small one."""
     module = _module(shape)
     loop = StraightforwardLoop(module, Manner(teach_each=True)) if shape.whole else None
 
@@ -364,7 +364,7 @@ class InTurns(Callback):
 def bench_distillation(
     experiment: Experiment, *, steps: int, announce: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Speed and curve of ours and of every rung of ``LADDER``.
+    """Measure speed and loss curve of ours and of every rung of ``LADDER``.
 
     Args:
         experiment: target, data, drafter, glancing, objective, distillation, trainer.
@@ -402,7 +402,7 @@ def bench_distillation(
 def module_of(
     experiment: Experiment, target: Target, components: Components, steps: int
 ) -> Distillation:
-    """The experiment's training, with fresh weights."""
+    """Return the experiment's training module, with fresh weights."""
     names = {kind: getattr(experiment, kind)["name"] for kind in ("drafter", "objective")}
     if set(names.values()) != {"falcon"} or experiment.drafter.get("dropout"):
         raise FalconLabError(

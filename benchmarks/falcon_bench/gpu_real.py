@@ -94,6 +94,6 @@ def prompts_of(plan: Plan, announce: Announce) -> str:
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """What a step wrote down."""
+    """Read what a step has written."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

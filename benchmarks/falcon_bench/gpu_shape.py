@@ -62,7 +62,7 @@ class LlamaShape:
 def random_target(
     shape: LlamaShape, device: torch.device, dtype: torch.dtype, *, seed: int = 0
 ) -> Target:
-    """A target of that shape, through the lean forward, with PyTorch's attention."""
+    """Return a target of that shape, through the lean forward, with PyTorch's attention."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -245,7 +245,7 @@ class Bench:
         self.target, self.graphs, self.theirs, self.drafter = target, graphs, theirs, drafter
 
     def at_context(self, context: int) -> dict[str, Any]:
-        """Everything behind a prompt of C tokens.
+        """Measure everything behind a prompt of C tokens.
 
         Returns:
             ``context``; ``loops``, name -> rate and ``floor_reached``; ``left_out``; ``passes``,
@@ -306,7 +306,7 @@ class Bench:
 
     @torch.inference_mode()
     def passes(self, context: int) -> list[dict[str, Any]]:
-        """Milliseconds of a pass over a tree of N nodes, both ways."""
+        """Measure the milliseconds of passes over trees of N nodes, eager and as graphs."""
         found: list[dict[str, Any]] = []
         for nodes in self.plan.nodes:
             row: dict[str, Any] = {"nodes": nodes}

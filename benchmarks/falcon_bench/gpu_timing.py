@@ -46,11 +46,11 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """Tokens a second."""
+        """Return tokens per second."""
         return 1 / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values, for JSON."""
         return asdict(self) | {"tokens_per_second": self.per_second}
 
 
@@ -87,7 +87,7 @@ def rates(
 
 
 def write(engine: Engine, prompt: Tensor, tokens: int) -> tuple[float, Generation]:
-    """Wall seconds of a text, and the text."""
+    """Return the wall seconds of a text, and the text."""
     with Stopwatch(prompt.device) as watch:
         out = engine.generate(
             prompt,
@@ -121,7 +121,7 @@ def _rate(taken: Sequence[tuple[float, Generation]], opaque: bool, first: float)
 
 
 def _part(out: Generation, name: str) -> float:
-    """Seconds of a round."""
+    """Return the seconds that a part takes of a round."""
     return float(getattr(out.seconds, name)) / len(out.rounds)
 
 

@@ -195,7 +195,7 @@ def python_sources() -> Iterator[Path]:
 
 
 def recipe_of(plan: Plan, folder: Path) -> PretrainingConfig:
-    """The plan as the target's recipe."""
+    """Return the plan as the target's recipe."""
     return PretrainingConfig(
         corpus=str(folder / CORPUS),
         documents=10**9,
@@ -239,7 +239,7 @@ def steps_within(
 
 
 def trainer_of(plan: Plan, steps: int) -> dict[str, Any]:
-    """Lightning's arguments: one device, nothing but training."""
+    """Return Lightning's arguments: one device, nothing but training."""
     return {
         "max_steps": steps,
         "precision": plan.precision,

@@ -43,8 +43,11 @@ class Line:
 
     @classmethod
     def through(cls, sizes: Sequence[float], seconds: Sequence[float]) -> Line:
-        """The line with the least squares of relative distances: a microsecond matters less where
-        a pass takes a hundred times as long. One size gives a flat line."""
+        """Fit a line by least squares of relative distances.
+
+        A microsecond matters less where a pass takes a hundred times as long. One size gives a
+        flat line.
+        """
         x, y = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
         if len(set(sizes)) < 2:
             return cls(float(y.mean()), 0.0, float(np.abs(y / y.mean() - 1).max()))
@@ -97,7 +100,7 @@ def bench_scaling(
 
 
 def alternate(passes: Sequence[TimedPass], turns: int, device: torch.device) -> list[list[float]]:
-    """Seconds of every timed in every turn. Each turn begins with another one.
+    """Return the seconds of every pass in every turn. Each turn begins with another pass.
 
     A pass is run once just before it is timed, so that its weights lie where they do when passes
     of one kind follow each other.

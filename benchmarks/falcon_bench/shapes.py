@@ -62,7 +62,7 @@ class Assumed(Greedy):
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
     ) -> Acceptance:
-        """Refused: what is prescribed is about the template's own nodes.
+        """Refuse: what is prescribed is about the template's own nodes.
 
         Raises:
             FalconLabError: always.

@@ -65,7 +65,7 @@ class PaddedFuse(Fuse):
     alone = False
 
     def packed(self, rows: Tensor, runs: PackedDocuments) -> Tensor:
-        """As ``Fusing``."""
+        """Fuse packed documents as ``Fusing.packed`` does."""
         if self.alone:
             fused: Tensor = self(rows)[0]
             return fused
@@ -91,7 +91,7 @@ class StraightforwardLoop:
         self.steps = 0
 
     def step(self, batch: Batch) -> float:
-        """One optimiser step; its loss."""
+        """Run one optimiser step, and return its loss."""
         if self.manner.alone:
             batch = one_document_a_row(batch)
         loss = self.loss(batch)
@@ -104,7 +104,7 @@ class StraightforwardLoop:
         return float(loss.detach())
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean over the rows that count."""
+        """Return the mean loss over the rows that count."""
         batch, features = self._teach(batch)
         ratio = self.schedule.ratio(self.steps / max(1, self.max_steps))
         reveal: Reveal | None = None
@@ -173,7 +173,7 @@ class StraightforwardLoop:
 
 
 def drafter_of(module: Distillation, manner: Manner) -> FalconDrafter:
-    """A drafter with the module's weights, in training mode."""
+    """Return a drafter with the module's weights, in training mode."""
     from falcon_lab.interfaces import BuildContext
 
     config = module.drafter.config

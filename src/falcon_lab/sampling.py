@@ -61,7 +61,7 @@ class Sampling:
         return probabilities
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """``[..., V]`` logits -> ``[...]`` long tokens."""
+        """Draw a token from each of ``[..., V]`` logits: ``[...]`` long."""
         if self.greedy:
             return logits.argmax(-1)
         probabilities = self.probabilities(logits)

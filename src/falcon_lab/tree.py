@@ -69,12 +69,12 @@ class TokenTree:
 
     @property
     def nodes(self) -> int:
-        """N: what the target reads, the root and the auxiliary nodes counted."""
+        """Return N: what the target reads, the root and the auxiliary nodes counted."""
         return self.tokens.shape[0]
 
     @property
     def drafted(self) -> int:
-        """Number of draft tokens: C without the root."""
+        """Return the number of draft tokens: C without the root."""
         return self.parents.shape[0] - 1
 
     @property
@@ -84,7 +84,7 @@ class TokenTree:
 
     @property
     def max_depth(self) -> int:
-        """Length of the longest draft path. (Without ``routes`` this waits for the device.)"""
+        """Return the length of the longest draft path; without ``routes``, wait for the device."""
         if self.routes is not None:
             return self.routes.shape[1] - 1
         return int(self.depth[: self.parents.shape[0]].max())
@@ -96,7 +96,7 @@ class TokenTree:
 
     @property
     def drafts(self) -> TokenTree:
-        """The tree without its auxiliary nodes."""
+        """Return the tree without its auxiliary nodes."""
         if not self.auxiliary:
             return self
         count = self.parents.shape[0]

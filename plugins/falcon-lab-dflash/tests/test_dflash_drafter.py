@@ -146,7 +146,7 @@ def test_the_generator_decides_the_anchors() -> None:
 
 
 def test_the_optimal_tree_holds_the_likeliest_paths_of_the_block() -> None:
-    """DDTree: the best prefixes under a product of one distribution a position."""
+    """DDTree takes the best prefixes under a product of one distribution a position."""
     model = target(vocab=6)
     made = drafter(model)
     builder = engine(model, made, tree={"name": "optimal", "nodes": 14}).tree_builder

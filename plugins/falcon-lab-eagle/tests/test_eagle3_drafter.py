@@ -22,7 +22,7 @@ ROOT = Frontier.root(torch.device("cpu"))
 
 
 def batch() -> Batch:
-    """Two documents in each of two sequences."""
+    """Return two documents in each of two sequences."""
     return packed([[row[:8], row[8:]] for row in text(40).view(2, 20)])
 
 

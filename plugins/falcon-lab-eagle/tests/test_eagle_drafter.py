@@ -184,7 +184,7 @@ def test_the_tree_of_the_paper_has_its_nodes_mask_and_paths() -> None:
 
 
 def by_the_book(made: Any, nodes: int, beam: int, depth: int) -> set[tuple[int, ...]]:
-    """EAGLE-2's tree (arXiv 2406.16858, §4), read literally: the paths of its nodes."""
+    """Return the paths of EAGLE-2's tree (arXiv 2406.16858, §4), read literally."""
     frontier, paths, scores = ROOT, [()], [0.0]
     found: list[tuple[float, tuple[int, ...]]] = []
     for _ in range(depth):

@@ -28,7 +28,7 @@ def drafter(tokens: list[int], **options: int) -> LookupDrafter:
 
 
 def proposed(made: LookupDrafter, frontier: Frontier = ROOT) -> list[int]:
-    """One token a row."""
+    """Return the proposed tokens, one a position."""
     logits = made.draft(frontier).logits
     assert logits.isfinite().sum(-1).eq(1).all()
     return [int(token) for token in logits[0].argmax(-1)]

@@ -18,6 +18,6 @@ engine = partial(testing.engine, components=KNOWN)
 
 
 def drafter(of: Target, *, stir: float = 0.2, **options: Any) -> Any:
-    """Heads with noise in their weights, so that they do not all say the same."""
+    """Return heads with noise in their weights, so that their predictions differ."""
     node = {"name": "medusa", **options}
     return testing.build_drafter(of, node, components=KNOWN, seed=1, stir=stir)

@@ -34,7 +34,7 @@ def inputs(of: Any, batch: Batch) -> DrafterInputs:
 
 @pytest.mark.parametrize("head", ["own", "shared"])
 def test_untrained_heads_all_say_what_the_target_says(head: str) -> None:
-    """The layers begin as the identity and the output layers as the target's head."""
+    """The layers start as the identity and the output layers as the target's head."""
     model = target()
     rows = inputs(model, WHOLE)
     made = drafter(model, stir=0, head=head)

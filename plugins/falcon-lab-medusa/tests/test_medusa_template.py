@@ -49,7 +49,7 @@ def test_a_node_sees_its_ancestors_and_nothing_else() -> None:
 
 
 def test_all_candidates_come_from_one_pass_head_by_head() -> None:
-    """The official code's ``tree_indices``: rank + 10·head, counted from 1 behind the root."""
+    """A node is numbered as in the official ``tree_indices``: rank + 10·head, from 1 on."""
     (only,) = LAYOUT.passes
     expected = [path[-1] + 10 * (len(path) - 1) for path in LAYOUT.paths[1:]]
     assert only.width == 10

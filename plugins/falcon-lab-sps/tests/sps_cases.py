@@ -42,7 +42,7 @@ def tell(draft: SpsDrafter, text: Sequence[int], remaining: int = 0) -> None:
 
 @torch.no_grad()
 def uncached(draft: SpsDrafter, text: Sequence[int]) -> Tensor:
-    """``[V]`` after a text, read from the start in one pass without a cache."""
+    """Return logits ``[V]`` after a text, read from the start in one pass without a cache."""
     first = 1 if draft.config.model is None else 0
     tokens = torch.tensor([text[first:]])
     positions = torch.arange(first, len(text))[None]

@@ -31,7 +31,7 @@ CHAIN, BRANCHED, DYNAMIC = TREES.values()
 
 
 def saved(folder: Path, family: str = "llama", vocab: int = VOCAB, **shape: int) -> str:
-    """A draft model's folder."""
+    """Save a draft model, and return its folder."""
     tiny_model(family, seed=3, vocab=vocab, **shape).save_pretrained(folder)
     tiny_tokenizer(VOCAB).save_pretrained(folder)
     return str(folder)

@@ -34,7 +34,7 @@ def letters(count: int, length: int, seed: int = 0) -> Tensor:
 
 
 def batch() -> Batch:
-    """Two documents a sequence, of letters in random order."""
+    """Return two documents a sequence, of letters in random order."""
     return packed([[row[:9], row[9:]] for row in letters(8, 24)])
 
 

@@ -35,7 +35,7 @@ POINTLESS = (
 
 @contextmanager
 def third_party_tips_silenced() -> Iterator[None]:
-    """Silence them inside the block."""
+    """Silence third parties' tips inside the block."""
     before = os.environ.get("TQDM_DELAY")
     os.environ.setdefault("TQDM_DELAY", BAR_DELAY)
     filters = [(logging.getLogger(name), _Without(texts)) for name, texts in TALKATIVE.items()]

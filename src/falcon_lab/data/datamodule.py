@@ -130,14 +130,14 @@ class FalconDataModule(LightningDataModule):
 
     @property
     def train_sequences(self) -> PackedSequences:
-        """The training sequences, ``[N, T]``."""
+        """Return the training sequences, ``[N, T]``."""
         self.setup()
         assert self._train is not None
         return self._train
 
     @property
     def validation_sequences(self) -> PackedSequences:
-        """The validation sequences, ``[N, T]``."""
+        """Return the validation sequences, ``[N, T]``."""
         self.setup()
         assert self._validation is not None
         return self._validation

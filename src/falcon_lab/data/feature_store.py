@@ -36,12 +36,12 @@ class Teacher(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the features."""
+        """Return the dtype of the features."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """The device of the target."""
+        """Return the target's device."""
         ...
 
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class StoreIndex:
 
     @property
     def shards(self) -> int:
-        """The number of shards."""
+        """Return the number of shards."""
         return -(-self.rows // self.shard_rows)
 
     def shard(self, number: int) -> range:
@@ -98,7 +98,7 @@ class StorePlan:
 
     @property
     def sentence(self) -> str:
-        """The plan in one line for the user."""
+        """Describe the plan in one line for the user."""
         i = self.index
         whole = f"{i.rows} sequences x {i.length} tokens x {i.hidden} features in {i.dtype}"
         left = f"{size(self.missing_bytes)} to write, " if self.missing else "complete, "

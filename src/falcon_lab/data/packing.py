@@ -64,7 +64,7 @@ class PackedSequences:
 
     @property
     def length(self) -> int:
-        """T."""
+        """Return T, the tokens of a sequence."""
         return self.tokens.shape[1]
 
     @property

@@ -56,7 +56,7 @@ class OneByOne:
         drafter.reserve(self._positions, self._tree)
 
     def observe(self, place: int, observation: Observation) -> None:
-        """Hand it to that place's drafter."""
+        """Give an observation to the drafter of ``place``."""
         self.drafters[place].observe(observation)
 
     def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
@@ -64,7 +64,7 @@ class OneByOne:
         return {place: self.drafters[place].draft(one) for place, one in frontiers.items()}
 
     def move(self, source: int, goal: int) -> None:
-        """Exchange the two."""
+        """Exchange the drafters of two places."""
         drafters = self.drafters
         drafters[goal], drafters[source] = drafters[source], drafters[goal]
 

@@ -62,7 +62,7 @@ class GreedyEquality:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Return the verdict as one sentence."""
         if self.passed:
             return f"greedy output is identical: {self.tokens} tokens over {self.prompts} prompts"
         first = self.divergences[0]
@@ -108,7 +108,7 @@ def greedy_equality(
 
 @torch.no_grad()
 def logit_margin(plain: PlainEngine, prompt: Tensor, tokens: list[int]) -> float:
-    """The target's best logit minus its second best after ``prompt`` and ``tokens``."""
+    """Return the target's best logit minus its second best after ``prompt`` and ``tokens``."""
     text = torch.cat((prompt, prompt.new_tensor(tokens)))
     logits = plain.target.prefill(text, plain.target.new_cache(len(text))).logits[-1]
     best, second = logits.float().topk(2).values.tolist()
@@ -141,7 +141,7 @@ class SampledDistance:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Return the verdict as one sentence."""
         low, high = self.interval
         where = "within" if self.passed else "OUTSIDE"
         return (
@@ -209,7 +209,7 @@ def sampled_distance(
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """``[..., K]`` distributions -> ``[...]``, half of the sum of absolute differences."""
+    """Return half of the sum of absolute differences, ``[...]``, of ``[..., K]`` distributions."""
     return (p - q).abs().sum(-1) / 2
 
 
@@ -222,7 +222,7 @@ def _continuations(
     generator: torch.Generator,
     stop: StopCondition,
 ) -> Tensor:
-    """``[S, tokens]`` long; -1 after the end of a text."""
+    """Sample S continuations, ``[S, tokens]`` long; -1 after the end of a text."""
     rows = torch.full((samples, tokens), -1)
     for row in rows:
         text = engine.generate(
@@ -233,7 +233,7 @@ def _continuations(
 
 
 def _columns(sets: Tensor, joint: bool) -> list[Tensor]:
-    """``[3, S, tokens]`` -> C columns ``[3, S]`` of outcome numbers 0..K-1."""
+    """Number the outcomes of ``[3, S, tokens]`` in C columns, each ``[3, S]`` with 0..K-1."""
     if joint:
         flat = sets.flatten(0, 1)
         return [flat.unique(dim=0, return_inverse=True)[1].view(sets.shape[:2])]

@@ -124,7 +124,7 @@ class StudentRows:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The drafter's outputs, through which gradients flow: features, logits, hidden."""
+        """Return the outputs through which gradients flow: features, logits, hidden states."""
         return [of for of in (self.features, self.logits, self.hidden) if of is not None]
 
     def with_outputs(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -232,7 +232,7 @@ class Fuse(Fusing):
             self.mix = nn.LSTM(2 * hidden, hidden, layers, dropout=between, batch_first=True)
 
     def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """As ``Fusing``."""
+        """Fuse D sequences from ``state`` on; ``linear`` and ``lstm_positionwise`` have none."""
         rows = rows.to(next(self.mix.parameters()).dtype)
         if self.kind == "linear":
             return self.mix(rows), None
@@ -245,7 +245,7 @@ class Fuse(Fusing):
         return self.mix(rows, state)
 
     def until(self, rows: Tensor, state: State | None, last: Tensor) -> tuple[Tensor, State | None]:
-        """As ``Fusing``."""
+        """Compute ``forward`` with the LSTM unrolled, and the state after step ``last``."""
         if self.kind == "linear":
             return super().until(rows, state, last)
         rows, lstm = rows.to(next(self.mix.parameters()).dtype), Unrolled(self.mix)
@@ -259,7 +259,7 @@ class Fuse(Fusing):
     def padded(
         self, rows: Tensor, lengths: Sequence[int], state: State | None
     ) -> tuple[Tensor, State | None]:
-        """As ``Fusing``."""
+        """Fuse padded sequences; the LSTM skips the padding, which its state excludes."""
         if self.kind != "lstm" or min(lengths) == max(lengths):
             return super().padded(rows, lengths, state)
         rows = rows.to(next(self.parameters()).dtype)
@@ -268,7 +268,7 @@ class Fuse(Fusing):
         return pad_packed_sequence(fused, batch_first=True)[0], state
 
     def packed(self, rows: Tensor, documents: PackedDocuments) -> Tensor:
-        """As ``Fusing``."""
+        """Fuse packed documents, on a CPU in streams of documents laid end to end."""
         if self.kind != "lstm":
             return super().packed(rows, documents)
         if rows.device.type != "cpu":
@@ -280,7 +280,7 @@ class Fuse(Fusing):
     def packed_with_states(
         self, rows: Tensor, documents: PackedDocuments
     ) -> tuple[Tensor, State | None]:
-        """As ``Fusing``."""
+        """Fuse packed documents; the states come from the gates by a scan, as kernels give none."""
         if self.kind != "lstm":
             return super().packed_with_states(rows, documents)
         streams = Streams.of(documents)

@@ -351,5 +351,5 @@ class Drafting:
 
 
 def _picked(rows: Tensor, index: Tensor) -> Tensor:
-    """``[R, n, C]`` by ``[R, T]`` -> ``[R, T, C]``."""
+    """Pick T of n entries: ``[R, n, C]`` by ``[R, T]`` gives ``[R, T, C]``."""
     return rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))

@@ -84,7 +84,7 @@ class DrafterHost(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its weights."""
+        """Return the dtype of the weights."""
         ...
 
     @property

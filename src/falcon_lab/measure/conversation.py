@@ -41,7 +41,7 @@ class EncodedPrompt:
     device: torch.device | str = "cpu"
 
     def tokens(self, answers: Sequence[Sequence[int]]) -> torch.Tensor:
-        """``[P]`` long: all that the target reads before it answers turn ``len(answers)``.
+        """Return all that the target reads before it answers turn ``len(answers)``, ``[P]`` long.
 
         Raises:
             FalconLabError: when that is nothing.
@@ -55,7 +55,7 @@ class EncodedPrompt:
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Tokens as text, without special tokens."""
+        """Decode tokens to text, without special tokens."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _chat(self, answers: Sequence[Sequence[int]]) -> list[int]:
@@ -86,7 +86,9 @@ def encode_prompts(
     device: torch.device | str = "cpu",
     chat: bool | None = None,
 ) -> list[EncodedPrompt]:
-    """Prompts for ``measure``. ``chat`` None uses a chat template where the tokenizer has one.
+    """Encode prompts for ``measure``.
+
+    ``chat`` None uses a chat template where the tokenizer has one.
 
     Raises:
         FalconLabError: for a prompt without turns or an id that stands twice.

@@ -99,7 +99,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
 
 def parse_prompt(value: Mapping[str, Any]) -> Prompt:
-    """One line of the MT-bench format.
+    """Parse one line of the MT-bench format.
 
     Raises:
         ValueError: what is wrong with it.
@@ -167,5 +167,5 @@ def _from_hub(name: str) -> Iterator[Prompt]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or ["no message"])[0]

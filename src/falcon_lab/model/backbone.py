@@ -139,9 +139,9 @@ class Backbone(nn.Module):
         self.forward(positions=first, mask=None, tokens=tokens, embeddings=nothing, cache=seen)
         return seen.layout
 
-    def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
-        """An empty cache for ``rows`` sequences of up to ``capacity`` positions each."""
-        return BatchCache(self.config.num_hidden_layers, rows, capacity, self.layout)
+    def new_batch_cache(self, sequences: int, capacity: int) -> BatchCache:
+        """Return an empty cache of B sequences of up to ``capacity`` positions each."""
+        return BatchCache(self.config.num_hidden_layers, sequences, capacity, self.layout)
 
     def forward(
         self,

@@ -169,12 +169,12 @@ class Tail:
 
     @property
     def size(self) -> int:
-        """N."""
+        """Return N, the new tokens of the pass."""
         return self.mask.shape[0]
 
     @property
     def older(self) -> int:
-        """O."""
+        """Return O, the older keys, which all positions attend to."""
         return self.mask.shape[1] - self.size
 
     def fill(self, mask: Tensor | None, new: int, start: int) -> None:

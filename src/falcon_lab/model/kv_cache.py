@@ -74,7 +74,7 @@ class KVCache(Cache):
 
     @property
     def sequences(self) -> int:
-        """B, or 0 before the first update."""
+        """Return B, or 0 before the first update."""
         return self._pools[0].shape[-4] if self._pools else 0
 
     @property

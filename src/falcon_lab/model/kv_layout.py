@@ -62,7 +62,7 @@ class KVLayout:
 
     @cached_property
     def per_position(self) -> int:
-        """Bytes of one position of one sequence."""
+        """Return the bytes of one position of one sequence."""
         states = sum(layer.bytes for layer in self.layers if layer is not None)
         return states + (POSITION_BYTES if self.positions else 0)
 

@@ -41,7 +41,7 @@ class Norm:
     epsilon: float
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[..., D]`` of norm one, weighted."""
+        """Scale ``[..., D]`` to norm one, and by the weights."""
         return F.rms_norm(rows, rows.shape[-1:], self.weight, self.epsilon)
 
 
@@ -53,7 +53,7 @@ class Projection:
     bias: Tensor | None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[..., in]`` -> ``[..., out]``."""
+        """Map ``[..., in]`` to ``[..., out]``."""
         return F.linear(rows, self.weight, self.bias)
 
 
@@ -180,7 +180,7 @@ class LeanLayers:
         return layer.output(seen.reshape(batch, new, -1))
 
     def _heads(self, rows: Tensor) -> Tensor:
-        """``[B, T, A·D]`` -> ``[B, A, T, D]``."""
+        """Split ``[B, T, A·D]`` by head into ``[B, A, T, D]``."""
         return rows.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 

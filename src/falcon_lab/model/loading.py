@@ -70,7 +70,7 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of ``target.device``; ``auto`` is the GPU where there is one.
+    """Return the device of ``target.device``; ``auto`` is the GPU where there is one.
 
     Raises:
         FalconLabError: when there is no such device.
@@ -313,13 +313,13 @@ def check_target(target: Target) -> None:
 
 
 def _tokens(target: Target) -> Tensor:
-    """Six tokens, spread over the vocabulary and the same every time."""
+    """Return six tokens, spread over the vocabulary and the same every time."""
     spread = [(7919 * i + 1) % target.vocab_size for i in range(6)]
     return torch.tensor(spread, device=target.device)
 
 
 def _by_tree(target: Target, tokens: Tensor) -> Tensor:
-    """Logits of tokens 2..5: a prefix of two, a tree with a stray branch, a commit, a step."""
+    """Return logits of tokens 2..5: a prefix of two, a tree with a side branch, commit, step."""
     cache = target.new_cache(8)
     target.prefill(tokens[:2], cache)
     parents = torch.tensor([-1, 0, 0, 2], device=tokens.device)

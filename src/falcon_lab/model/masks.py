@@ -134,7 +134,7 @@ class PaddedTrees:
 
     @property
     def width(self) -> int:
-        """N."""
+        """Return N, the new tokens."""
         return self.tokens.shape[1]
 
     def real(self, padded: Tensor) -> Tensor:

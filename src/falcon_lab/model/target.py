@@ -225,7 +225,9 @@ class Target:
                 cache=cache,
                 causal=new > 1,
             )
-            yield TargetOutput(self.head(hidden[0, -1:]), hidden[0], *(rows[0] for rows in taps))
+            yield TargetOutput(
+                self.head(hidden[0, -1:]), hidden[0], *(states[0] for states in taps)
+            )
 
     def tapped(self, layers: Sequence[int]) -> Self:
         """Return the same model where it is, whose outputs carry hidden states of some layers too.
@@ -312,7 +314,7 @@ class Target:
         start, nodes = cache.length, tree.nodes
         if nodes == 1:
             return self.step(tree.tokens[0], cache)
-        if start + nodes > self.max_positions:  # only near the end is the depth worth a look
+        if start + nodes > self.max_positions:  # only near the end does the depth matter
             self._range(start, tree.reach + 1)
         return self._forward(tree.tokens, tree.depth + start, tree.ancestors, cache)
 
@@ -324,21 +326,21 @@ class Target:
 
     # --- several sequences at once ----------------------------------------------------------
 
-    def new_batch_cache(self, rows: int, capacity: int) -> BatchCache:
-        """An empty cache for ``rows`` sequences of up to ``capacity`` positions each.
+    def new_batch_cache(self, sequences: int, capacity: int) -> BatchCache:
+        """Return an empty cache of B sequences of up to ``capacity`` positions each.
 
-        A row of it (``cache.open``) takes a prompt like any other cache; ``step_batch`` and
-        ``verify_batch`` go on from the rows in use.
+        ``cache.open`` gives one sequence's part of it, which is prefilled like any other cache;
+        ``step_batch`` and ``verify_batch`` continue the sequences in use.
         """
-        return self.backbone.new_batch_cache(rows, capacity)
+        return self.backbone.new_batch_cache(sequences, capacity)
 
-    def batch_bytes(self, rows: int, capacity: int) -> int:
-        """Return the memory that such a cache takes, exactly."""
-        return self.backbone.layout.bytes(capacity, rows)
+    def batch_bytes(self, sequences: int, capacity: int) -> int:
+        """Return the memory of such a cache in bytes, exactly."""
+        return self.backbone.layout.bytes(capacity, sequences)
 
     @torch.no_grad()
     def step_batch(self, tokens: Tensor, cache: BatchCache) -> TargetOutput:
-        """Read one token in every row in use: ``[B]`` long; row b of the output is token b's.
+        """Read the next token of every sequence in use, ``[B]`` long; output b is token b's.
 
         The tokens stay in the cache when they are committed.
         """
@@ -356,7 +358,7 @@ class Target:
 
     @torch.no_grad()
     def verify_batch(self, trees: Sequence[TokenTree], cache: BatchCache) -> TargetOutput:
-        """Read a tree in every row in use, in one pass; the output's rows are their nodes.
+        """Read a tree of every sequence in use, in one pass.
 
         Returns:
             Node after node, tree after tree: ``[Σn, V]`` logits, ``[Σn, H]`` features, and
@@ -415,7 +417,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def checked_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Layers that can be tapped, of a target with ``count`` of them.
+    """Check the layers to tap of a target with ``count`` layers, and return them.
 
     Raises:
         FalconLabError: one cannot, or is there twice.

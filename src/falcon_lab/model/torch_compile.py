@@ -30,7 +30,7 @@ class Compiled:
         self._fast: Call | None = compiler(call)
 
     def __call__(self, **arguments: Any) -> Tensor:
-        """The same tensor either way, to rounding."""
+        """Return the same tensor compiled or not, to rounding."""
         if self._fast is None:
             return self._plain(**arguments)
         try:

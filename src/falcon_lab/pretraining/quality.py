@@ -35,7 +35,7 @@ class Quality:
 
     @property
     def sentence(self) -> str:
-        """The judgement in one clause."""
+        """Return the judgement in one clause."""
         return gate_sentence(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def write_plugin(name: str, kind: str, into: Path, components: Components) -> Pa
 
 
 def package_of(name: str) -> str:
-    """The import package of a distribution.
+    """Return the import package of a distribution.
 
     Raises:
         FalconLabError: pip or Python does not take the name.
@@ -130,7 +130,7 @@ def package_of(name: str) -> str:
 
 
 def rendered(name: str, package: str, kind: str) -> dict[str, str]:
-    """The text of every file of the distribution, by its path."""
+    """Return the text of every file of the distribution, by its path."""
     about = KINDS[kind]
     module = about.kind
     values = {

@@ -84,7 +84,7 @@ class Repeating:
         self.replays = 0
 
     def capture(self, run: Callable[[], Outputs]) -> Callable[[], Outputs]:
-        """As ``falcon_lab.model.recording.Recorder``."""
+        """Do as ``falcon_lab.model.recording.Recorder``."""
         self.captures += 1
         outputs = tuple(output.clone() for output in run())
 

@@ -117,7 +117,7 @@ class DFlashDrafter(TrainableDrafter):
     def _blocks(
         self, rows: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], mask: Tensor
     ) -> Tensor:
-        """All blocks of a batch at once, ``[B, A, k + 1, H]``.
+        """Compute all blocks of a batch in one pass, ``[B, A, k + 1, H]``.
 
         Args:
             rows: ``[B, A, k + 1, H]``.

@@ -45,7 +45,7 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[..., H]`` -> ``[..., H]``."""
+        """Map ``[..., H]`` to ``[..., H]``."""
         return hidden + functional.silu(self.linear(hidden))
 
 
@@ -79,7 +79,7 @@ class MedusaDrafter(TrainableDrafter):
     # --- training ---------------------------------------------------------------------------
 
     def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
-        """n rows for every input row. A head reads no token, so there is nothing to reveal."""
+        """Predict n rows for every input. A head reads no token, so there is nothing to reveal."""
         hidden = self._trunk(inputs.features)  # [B, T, n, H]
         batch, rows = inputs.tokens.shape
         slot = torch.arange(self.block, device=hidden.device).repeat(rows)
@@ -97,12 +97,12 @@ class MedusaDrafter(TrainableDrafter):
         )
 
     def _trunk(self, features: Tensor) -> Tensor:
-        """``[..., H]`` -> ``[..., n, H]``."""
+        """Map features ``[..., H]`` to every head's hidden states, ``[..., n, H]``."""
         features = features.to(next(self.trunks.parameters()).dtype)
         return torch.stack([trunk(features) for trunk in self.trunks], dim=-2)
 
     def _own_logits(self, features: Tensor, slot: Tensor) -> Tensor:
-        """``[r, H]`` of heads ``slot`` ``[r]`` -> ``[r, V]``."""
+        """Return the logits ``[r, V]`` of ``[r, H]``, each by its head ``slot`` ``[r]``."""
         order = slot.argsort(stable=True)
         parts = torch.split(features[order], torch.bincount(slot, minlength=self.block).tolist())
         logits = torch.cat([head(part) for head, part in zip(self.heads, parts, strict=True)])
@@ -121,7 +121,7 @@ class MedusaDrafter(TrainableDrafter):
 
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """All heads at once for the root; no rows for anything below."""
+        """Draft with all heads in one pass for the root, and nothing below it."""
         blocks = frontier.tokens.shape[0]
         if frontier.tokens.shape[1]:
             nothing = torch.empty(blocks, 0, self.host.vocab_size, device=frontier.tokens.device)

@@ -105,7 +105,7 @@ class SpsDrafter(TrainableDrafter):
             self._drafting.observe(first.reshape(1), 0)
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
-        """Memory of the small model's keys and values for such a text."""
+        """Count the bytes of the draft model's KV cache for such a text."""
         return self._pass.cache_bytes(self._positions(positions, tree))
 
     @property
@@ -128,8 +128,10 @@ class SpsDrafter(TrainableDrafter):
 
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """``[F, 1, V]``: what follows the newest token (the root), or F nodes; no rows beyond the
-        positions that the small model was made for."""
+        """Predict what follows the newest token (the root) or F nodes, ``[F, 1, V]``.
+
+        Beyond the positions that the draft model was made for there is nothing.
+        """
         root = frontier.tokens.shape[1] == 0
         logits = self._drafting.root() if root else self._drafting.blocks(frontier)
         if logits is None:

@@ -62,8 +62,10 @@ class Drafting:
             self._read()
 
     def root(self) -> Tensor | None:
-        """``[1, 1, V]`` after the newest token; None when the text is longer than the model's
-        positions."""
+        """Return logits after the newest token, ``[1, 1, V]``.
+
+        None when the text is longer than the draft model's positions.
+        """
         if not self._fits(self._known - 1):
             return None
         logits = self._read()
@@ -72,7 +74,7 @@ class Drafting:
         return logits[None]
 
     def blocks(self, frontier: Frontier) -> Tensor | None:
-        """``[F, 1, V]`` after the nodes of a frontier; None beyond the model's positions."""
+        """Return logits after F nodes, ``[F, 1, V]``; None beyond the model's positions."""
         if self._visible is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         if not self._fits(self._length + self._depth):

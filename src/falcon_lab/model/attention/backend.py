@@ -75,7 +75,7 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """As in ``target.attention``."""
+        """Return the name that ``target.attention`` takes."""
         ...
 
     def refuses(self, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -98,7 +98,7 @@ class Kernel(Protocol):
 
 
 def fold(query: Tensor, groups: int) -> Tensor:
-    """``[B, A, N, D]`` -> ``[B, G, rN, D]``: the queries of a group one below the other.
+    """Stack the queries of a group: ``[B, A, N, D]`` becomes ``[B, G, rN, D]``.
 
     What needs no causal order can then be computed as if each query head had keys of its own, and
     no key is copied or read twice.
@@ -107,7 +107,7 @@ def fold(query: Tensor, groups: int) -> Tensor:
 
 
 def widened(mask: Tensor, seen: int) -> Tensor:
-    """``[..., W]`` over the last W keys -> ``[..., seen]``; the earlier ones are seen by all."""
+    """Widen a mask ``[..., W]`` of the last W keys to ``[..., seen]``: all attend to the others."""
     earlier = seen - mask.shape[-1]
     return F.pad(mask, (earlier, 0), value=True) if earlier else mask
 

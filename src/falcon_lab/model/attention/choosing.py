@@ -56,7 +56,7 @@ class AttentionShape:
 
     @classmethod
     def of(cls, target: Target) -> Self:
-        """A target's."""
+        """Return the attention shape of a target."""
         config: Any = target.config
         heads: int = config.num_attention_heads
         groups: int = getattr(config, "num_key_value_heads", None) or heads
@@ -112,7 +112,7 @@ def time_attention(
 def calls(
     backends: Mapping[str, Backend], shape: AttentionShape, context: int, rows: int
 ) -> dict[str, Callable[[], Tensor]]:
-    """The same attention through sdpa and every backend; what a pass prepares once is ready."""
+    """Return the same attention through sdpa and every backend, set up but for what is timed."""
     drawn = torch.Generator().manual_seed(0)
 
     def states(heads: int, count: int) -> Tensor:
@@ -202,12 +202,12 @@ def use_backend(
 def usable_kernels(
     device: torch.device, dtype: torch.dtype, head_size: int, kernels: Sequence[Kernel] = KERNELS
 ) -> list[Kernel]:
-    """Those that run on such tensors here."""
+    """Return the kernels that run on such tensors on this machine."""
     return [kernel for kernel in kernels if kernel.refuses(device, dtype, head_size) is None]
 
 
 def unfit(target: Target) -> str | None:
-    """Why a target's layers leave nothing to merge, or None."""
+    """Return why a target's layers leave nothing to merge, or None."""
     from falcon_lab.model.backbone import FULL
 
     config = target.config
@@ -257,7 +257,7 @@ def _fastest(
 
 
 def pick(timings: Sequence[Timing]) -> tuple[str, int] | None:
-    """The fastest backend at the longest context, and from which context on it beats sdpa.
+    """Return the fastest backend at the longest context, and the context from which it beats sdpa.
 
     None where sdpa is as fast: it is the plainer one.
     """

@@ -101,7 +101,7 @@ class Merged:
         causal: bool = False,
     ) -> Tensor:
         """Attend; arguments as in ``Backend``."""
-        if mask is None or not mask.shape[-1]:  # PyTorch takes its best kernel by itself
+        if mask is None or not mask.shape[-1]:  # PyTorch chooses its best kernel
             return masked_attention(query, keys, values, None, scale=scale)
         new, size = query.shape[2:]
         refused = self.kernel.refuses(query.device, query.dtype, size)
@@ -113,7 +113,7 @@ class Merged:
         return masked_attention(query, keys, values, mask, scale=scale)
 
     def _text(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Rows that see each other as a text's do: the kernel knows how, if they are all."""
+        """Compute causal attention; the kernel has a mode for it where all keys are new."""
         new, earlier = query.shape[2], keys.shape[2] - query.shape[2]
         part = self.kernel(
             query, keys[:, :, earlier:], values[:, :, earlier:], scale=scale, causal=new > 1

@@ -42,7 +42,7 @@ class RegisteredAttention:
         causal: bool = False,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """``[B, N, A, D]``, and no weights.
+        """Return ``[B, N, A, D]``, and no weights.
 
         A mask of all keys (or none, which means a plain text there) is left to Hugging Face's own
         sdpa: packed documents, sliding windows, rows of unequal lengths, ``generate``.

@@ -162,7 +162,7 @@ def run(
 
 
 def points_of(method: str, jobs: Sequence[Job]) -> dict[str, Any]:
-    """A method's figures: ``alone`` and ``batches``."""
+    """Return a method's figures: ``alone`` and ``batches``."""
     truth = next(job.texts for job in jobs if (job.method, job.size) == (PLAIN, ALONE))
     points = [point(job, truth) for job in jobs if job.method == method]
     return {
@@ -172,7 +172,7 @@ def points_of(method: str, jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def point(job: Job, truth: Sequence[Generation]) -> dict[str, Any]:
-    """The figures of one method at one size."""
+    """Return the figures of one method at one batch size."""
     tokens = sum(len(text.tokens) for text in job.texts)
     rounds = [one for text in job.texts for one in text.rounds]
     emitted = sum(one.emitted for one in rounds)

@@ -102,7 +102,7 @@ class PassCost:
 
     @classmethod
     def of(cls, target: Target) -> Self | None:
-        """A target's; None for a mixture of experts, where it depends on the text."""
+        """Count those of a target; None for a mixture of experts, where it depends on the text."""
         config, backbone = target.config, target.backbone
         if any((getattr(config, key, None) or 0) > 1 for key in EXPERTS):
             return None
@@ -133,7 +133,7 @@ class PassCost:
         return self.weight_bytes + self.cache_bytes * rows
 
     def operations(self, new: int, context: int) -> int:
-        """Multiplications and additions of a pass of n rows after S rows."""
+        """Count multiplications and additions of a pass of n tokens after S tokens."""
         keys = sum(self._seen(context)) + new * len(self.windows)
         return 2 * new * self.weights + 4 * new * self.attention * keys
 
@@ -194,7 +194,7 @@ def floor_of(rows: Sequence[Record], cost: PassCost, machine: Machine) -> Floor 
 
 
 def _passes(row: Record) -> Iterator[tuple[int, int]]:
-    """Rows and context of every pass: the newest token is read together with the drafts."""
+    """Yield tokens and context of every pass: the newest token is read with the draft tokens."""
     for turn in row.turns:
         context = turn.prompt_tokens
         for nodes, accepted in zip(turn.rounds.nodes, turn.rounds.accepted, strict=True):

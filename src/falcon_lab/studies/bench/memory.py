@@ -32,7 +32,7 @@ class Peak:
 
     @classmethod
     def between(cls, before: int, highest: int) -> Self:
-        """From two readings."""
+        """Make the record of two readings, in bytes."""
         return cls(before, highest, max(0, highest - before))
 
 

@@ -38,7 +38,7 @@ class NodeBudget:
     nodes: int | None = None
 
     def tree(self, own: Node) -> Node:
-        """The tree builder's node; ``own`` is the head's."""
+        """Return the tree builder's node; ``own`` is the head's."""
         if self.nodes is None:
             return own
         if self.word.startswith("chain"):

@@ -160,7 +160,7 @@ def load_drafters(plan: Plan, setup: Setup) -> list[TrainedDrafter]:
     announced = set[str]()
 
     def once(line: str) -> None:
-        """Announce a line: the seeds of a head have the same ones."""
+        """Announce a line once: the seeds of a head repeat it."""
         if line not in announced:
             setup.announce(line)
         announced.add(line)

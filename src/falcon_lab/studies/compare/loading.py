@@ -104,7 +104,7 @@ def _take_short_form(tree: dict[str, Any]) -> bool:
 
 
 def _read(path: Path, origin: Origin, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The file's tree over that of its base."""
+    """Read a file's tree, merged over that of its base."""
     own, lines = read_yaml(path)
     base = own.pop(BASE, None)
     if base is None:
@@ -235,7 +235,7 @@ class _Loader:
     components: Components
 
     def head(self) -> Head:
-        """The head with its experiments.
+        """Return the head with its experiments.
 
         Raises:
             ConfigError: with the key as it stands in the comparison's file.

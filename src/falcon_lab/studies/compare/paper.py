@@ -33,7 +33,7 @@ Ratio = Callable[[str, tuple[str, str], tuple[str, str]], "Interval | None"]
 
 
 def row_of(name: str, paper: PaperConfig) -> tuple[str, str]:
-    """Head and budget of a row: ``falcon``, or ``falcon chain-8``."""
+    """Parse head and budget of a table's row: ``falcon``, or ``falcon chain-8``."""
     head, _, budget = name.partition(" ")
     return head, budget or paper.budget
 
@@ -71,7 +71,7 @@ def _check_row(name: str, key: str, config: ComparisonConfig, paper: PaperConfig
 def compare_with_published(
     paper: PaperConfig, ours: Callable[[str, str, str], Mapping[str, Any] | None], ratio: Ratio
 ) -> dict[str, Any]:
-    """The paper's tables with our figures and what becomes of their order.
+    """Return the paper's tables with our figures, and whether their order is reproduced.
 
     Args:
         paper: the published figures.
@@ -157,7 +157,7 @@ def verdict(ours: Interval | None) -> str:
 
 
 def verdict_of(pairs: list[dict[str, Any]]) -> str:
-    """The order as a whole: as good as its worst pair."""
+    """Judge the order as a whole: it is as good as its worst pair."""
     found = {pair["verdict"] for pair in pairs}
     for worst in (REVERSED, UNCLEAR, REPRODUCED):
         if worst in found:

@@ -49,7 +49,7 @@ class Head:
 
     @property
     def seeds(self) -> list[int]:
-        """Training seeds; one for a head without weights."""
+        """Return the training seeds; one for a head without weights."""
         return list(self.experiments)
 
     def trained(self, seed: int) -> bool:

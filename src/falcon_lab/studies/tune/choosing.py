@@ -91,7 +91,7 @@ class Choice:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The tree's nodes."""
+        """Return the tree's nodes, each as its path of ranks."""
         return self.candidate.paths
 
 

@@ -41,7 +41,7 @@ class Costs:
     builders: dict[str, float] = field(default_factory=dict)
 
     def verifying(self, nodes: float) -> float:
-        """A target pass over the root and so many draft tokens."""
+        """Estimate the seconds of a target pass over the root and ``nodes`` draft tokens."""
         points = self.verify
         if nodes <= points[0][0] or len(points) == 1:
             return points[0][1]
@@ -60,7 +60,7 @@ class Costs:
         return self.first + sum(self.later + self.block * (f - 1) for f in blocks[1:])
 
     def round(self, replayed: ReplayedRound, *, builder: str = "", asked: bool = False) -> float:
-        """One round of any tree.
+        """Estimate the seconds of one round of any tree.
 
         Args:
             replayed: what it did.

@@ -19,7 +19,7 @@ HEADER = """\
 
 
 def fragment(results: Mapping[str, Any], name: str) -> str:
-    """The text.
+    """Return the text of a YAML with the tuned tree.
 
     Args:
         results: of ``tune``.

@@ -71,7 +71,7 @@ class ThreadCost:
 
 
 def thread_counts(cores: int) -> list[int]:
-    """1, 2, 4, … and all cores."""
+    """Return the powers of two below ``cores``, and ``cores``."""
     doubled = [2**power for power in range(cores.bit_length()) if 2**power < cores]
     return [*doubled, max(1, cores)]
 
@@ -98,12 +98,12 @@ def time_threads(target: Target, counts: Sequence[int], nodes: int = NODES) -> l
 
 
 def fastest(costs: Sequence[ThreadCost]) -> ThreadCost:
-    """The cheapest; of two alike the one with fewer threads."""
+    """Return the cheapest; of two alike the one with fewer threads."""
     return min(costs, key=lambda cost: (cost.both, cost.threads))
 
 
 def choose_threads(target: Target, announce: Callable[[str], None]) -> int:
-    """The number of threads to decode with on this machine, and a line about it.
+    """Choose the number of threads to decode with on this machine, and announce it.
 
     Args:
         target: on a CPU.
@@ -152,7 +152,7 @@ class Sample:
 
 
 def widths(nodes: int) -> list[int]:
-    """1, 2, 4, … up to ``nodes``, that one too."""
+    """Return the powers of two below ``nodes``, and ``nodes``."""
     doubled = [2**i for i in range(nodes.bit_length()) if 2**i < nodes]
     return [*doubled, nodes]
 
@@ -199,7 +199,7 @@ class Bench:
 
     @property
     def context(self) -> BuildContext:
-        """For building components."""
+        """Return the context that components are built with."""
         return BuildContext.of(self.target, self.drafter)
 
     def engine(self, builder: TreeBuilder) -> SpeculativeEngine:
@@ -275,7 +275,7 @@ def middle(text: Text) -> Text:
 
 
 def sample_of(bench: Bench, text: Text, builder: TreeBuilder) -> Sample | None:
-    """One generation; None when it had no round."""
+    """Measure one generation; None when it had no round."""
     written = bench.write(bench.engine(builder), text)
     rounds, seconds = written.rounds, written.seconds
     if not rounds:
@@ -296,7 +296,7 @@ def sample_of(bench: Bench, text: Text, builder: TreeBuilder) -> Sample | None:
 def blocks_of(
     bench: Bench, text: Text, builder: TreeBuilder, rounds: Sequence[Round]
 ) -> list[tuple[int, ...]]:
-    """F of every pass of every round: a template's are known, others are replayed."""
+    """Return F of every pass of every round: a template fixes them, others are replayed."""
     if isinstance(builder, TemplateTree):
         passes = build_layout(builder.paths, builder.block).passes
         every = tuple(plan.stands.shape[0] for plan in passes)
@@ -311,7 +311,7 @@ def _medians(samples: Sequence[Sample]) -> Sample:
 
 
 def measure_asking(bench: Bench, text: Text) -> float:
-    """Median seconds of the ``confidence`` controller's look at a pass."""
+    """Measure the median seconds that the ``confidence`` controller needs for a pass."""
     with torch.inference_mode():
         bench.drafter.reset(text.tokens[0])
         bench.drafter.observe(text.observed(bench.drafter, 0, len(text.tokens) - 1))
@@ -330,7 +330,7 @@ def measure_asking(bench: Bench, text: Text) -> float:
 def fitted(
     medians: Mapping[str, Sample], steps: Sequence[Generation], asking: float, builders: set[str]
 ) -> Costs:
-    """Costs that explain the medians of all shapes: passes and blocks by least squares.
+    """Fit costs to the medians of all shapes: passes and blocks by least squares.
 
     Args:
         medians: shape or builder -> what was measured.
@@ -364,7 +364,7 @@ def surcharge(sample: Sample, costs: Costs) -> float:
 
 
 def curve(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points in order; those less than half a node apart are one, in their middle."""
+    """Sort points, and merge those less than half a node apart into their mean."""
     ordered = sorted(points)
     groups = [[ordered[0]]]
     for before, point in pairwise(ordered):

@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Return expected tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -84,7 +84,7 @@ def expected(
 
 
 def _verifying(tree: tuple[Path, ...], odds: Odds, costs: Costs) -> float:
-    """Expected seconds of the target's pass: a round verifies what it had time to draft."""
+    """Estimate the expected seconds of the target's pass, over the nodes drafted by then."""
     reach, total = [*odds.reach, 0.0], 0.0
     nodes = [0] * len(odds.reach)
     for path in tree:
@@ -151,7 +151,7 @@ class Forest:
         ]
 
     def trees(self, most: int, node: float, block: float) -> list[list[Path]]:
-        """The best tree of every size from 1 to ``most``.
+        """Return the best tree of every size from 1 to ``most``.
 
         Args:
             most: N.
@@ -185,7 +185,7 @@ class Forest:
 
 
 def _join(a: Vector, b: Vector, most: int) -> tuple[Vector, list[int]]:
-    """Entry n: the most that n nodes of both together bring, and how many of them are of ``a``."""
+    """Return for every n the most that n nodes of both bring, and how many of them are of ``a``."""
     size = min(len(a) + len(b) - 2, most) + 1
     best = np.full(size, -np.inf)
     of_a = np.zeros(size, dtype=np.int64)

@@ -213,7 +213,7 @@ def estimates_of(
 
 
 def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
-    """Tables, and the best tree for every threshold."""
+    """Return the tables, and the best tree for every threshold."""
     return {
         "texts": {"count": len(texts), "tokens": sum(text.answer for text in texts)},
         "rounds": len(chosen.traces),

@@ -64,7 +64,7 @@ class Text:
 
     @property
     def answer(self) -> int:
-        """A."""
+        """Return A, the tokens of the answer."""
         return self.tokens.shape[0] - self.prompt
 
 
@@ -120,12 +120,12 @@ class Reader:
 
     @property
     def root(self) -> Tensor:
-        """0-d long."""
+        """Return the root, a 0-d long tensor."""
         return self.text.tokens[self.at]
 
     @property
     def room(self) -> int:
-        """Tokens of the text behind the root."""
+        """Count the tokens of the text behind the root."""
         return self.text.tokens.shape[0] - 1 - self.at
 
     @property
@@ -134,7 +134,7 @@ class Reader:
         return self.text.prompt + self.text.limit - 2 - self.at
 
     def truth(self, count: int) -> list[int]:
-        """The next tokens, at most so many."""
+        """Return the next tokens, at most ``count``."""
         found: list[int] = self.text.tokens[self.at + 1 : self.at + 1 + count].tolist()
         return found
 
