@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.measure.records import Record
-from falcon_lab.studies.compare.budgets import NodeBudget
 from falcon_lab.studies.compare.drafters import EngineKey
 from falcon_lab.studies.compare.measuring import Measured
+from falcon_lab.studies.compare.plan import NodeBudget
 from measuring import HEADER, TARGET, row
 from tiny_models import save_tiny
 

@@ -23,8 +23,7 @@ from falcon_lab.config.load import dump, load_experiment
 from falcon_lab.config.overrides import is_yaml
 from falcon_lab.config.saved import saved_experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.studies.compare.given import plan_of_runs
-from falcon_lab.studies.compare.loading import is_short_form, load_plan
+from falcon_lab.studies.compare.loading import is_short_form, load_plan, plan_of_runs
 from falcon_lab.studies.compare.plan import Plan, describe
 
 

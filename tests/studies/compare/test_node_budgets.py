@@ -8,7 +8,7 @@ from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
-from falcon_lab.studies.compare.budgets import parse_budget
+from falcon_lab.studies.compare.plan import parse_budget
 from tiny_models import tiny_target
 
 OWN = {"name": "static", "template": "auto"}

@@ -11,8 +11,8 @@ import pytest
 from comparisons import measured, results
 from falcon_lab.errors import ConfigError
 from falcon_lab.measure.statistics import Interval
-from falcon_lab.studies.compare.config import ComparisonConfig, PaperConfig
 from falcon_lab.studies.compare.paper import check_paper, compare_with_published
+from falcon_lab.studies.compare.plan import ComparisonConfig, PaperConfig
 from falcon_lab.studies.compare.report import format_comparison, render
 from running import refused
 

@@ -18,8 +18,7 @@ from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.engines import Setup, label
 from falcon_lab.report.history import HISTORY, read_history
 from falcon_lab.run import Run, keep_to_one_device
-from falcon_lab.studies.compare.budgets import NodeBudget
-from falcon_lab.studies.compare.plan import Head, Plan
+from falcon_lab.studies.compare.plan import Head, NodeBudget, Plan
 
 TIME, VALIDATION = "train/time/", "val/"
 

@@ -1,4 +1,6 @@
-"""A comparison's YAML: an experiment with ``heads`` and what else a comparison has.
+"""Read a comparison from a YAML, or from the folders of runs that are there.
+
+The YAML is an experiment with ``heads`` and what else a comparison has.
 
     base: ../compare.yaml      # optional: what this file does not say is said there
     heads: {falcon: {drafter: {name: falcon, block: 2}}, …}
@@ -13,6 +15,7 @@ All else is an experiment's. Imports no torch.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -20,27 +23,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.load import DEFAULT_NAMES, NODES, experiment_of
+from falcon_lab.config.load import DEFAULT_NAMES, NODES, experiment_of, load_experiment
 from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
+from falcon_lab.config.saved import CONFIGURATION
 from falcon_lab.config.schema import Experiment
-from falcon_lab.errors import ConfigError, did_you_mean, join
+from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import read_yaml, resolve
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
-from falcon_lab.studies.compare.budgets import BEST, parse_budget
-from falcon_lab.studies.compare.config import (
+from falcon_lab.studies.compare.paper import check_paper
+from falcon_lab.studies.compare.plan import (
+    BEST,
     COMPARISON_KEYS,
     DECODING_NODES,
     HEAD_NODES,
     SHARED,
     ComparisonConfig,
+    Head,
+    Plan,
+    parse_budget,
 )
-from falcon_lab.studies.compare.paper import check_paper
-from falcon_lab.studies.compare.plan import Head, Plan
 
 BASE, VARIANTS = "base", "variants"
 HEAD_KEYS = (*HEAD_NODES, "optional", "train", "drafters_of", "spend")
 TRAINING = ("target", "data", "distil")
+BUDGETS = ["chain-4", "tree-16", "own"]
+"""What runs are compared with where nothing else is said."""
 
 
 def load_plan(
@@ -298,3 +306,73 @@ class _Loader:
         experiment.wandb.group = experiment.wandb.group or self.base.name
         experiment.name = f"{self.base.name}-{self.name}-seed{seed}"
         return experiment
+
+
+def plan_of_runs(
+    folders: Sequence[Path], overrides: Sequence[str] = (), *, components: Components | None = None
+) -> Plan:
+    """The comparison of runs that are there. The first one says how to measure.
+
+    Args:
+        folders: of runs; ``NAME-seed0``, ``NAME-seed1``, … are one head.
+        overrides: of the first run's experiment, and ``budgets``, ``temperatures``, ``tuning``.
+        components: the registry; None loads what is installed.
+
+    Raises:
+        FalconLabError: a folder holds no finished run, two are of one head and seed, or an
+            override is wrong.
+    """
+    components = components or load_components()
+    of_comparison = parse_overrides(text for text in overrides if _of_comparison(text))
+    others = [text for text in overrides if not _of_comparison(text)]
+    runs = [_finished_run(folder, components) for folder in folders]
+    names = "-".join(dict.fromkeys(_head_name(folder) for folder in folders))
+    fixed = [
+        "stages=[evaluate]",
+        "seeds=[]",
+        "name=compare",
+        f"out={json.dumps(f'runs/compare-{names}')}",
+    ]
+    base = load_experiment(folders[0] / CONFIGURATION, [*fixed, *others], components=components)
+    tree = {"budgets": list(BUDGETS)}
+    try:
+        apply_overrides(tree, of_comparison, DEFAULT_NAMES)
+        config = resolve(ComparisonConfig, tree)
+        return finished_plan(base, config, _heads_of_runs(folders, runs), given=True)
+    except ConfigError as error:
+        raise error.at(Origin("the command line", of_comparison).blame(error)) from None
+
+
+def _of_comparison(override: str) -> bool:
+    return override.lstrip("-+").partition("=")[0].partition(".")[0] in COMPARISON_KEYS
+
+
+def _finished_run(folder: Path, components: Components) -> Experiment:
+    path = folder / CONFIGURATION
+    if not path.exists():
+        raise FalconLabError(
+            f"{folder}: no run's folder ({CONFIGURATION} is missing); name runs, or a YAML with "
+            "heads"
+        )
+    if not (folder / "drafter" / "config.json").exists():
+        raise FalconLabError(f"{folder}: its drafter is not trained yet; finish that run first")
+    return load_experiment(path, ["seeds=[]"], components=components)
+
+
+def _head_name(folder: Path) -> str:
+    return re.sub(r"-seed\d+$", "", folder.absolute().name)
+
+
+def _heads_of_runs(folders: Sequence[Path], runs: Sequence[Experiment]) -> list[Head]:
+    heads: dict[str, Head] = {}
+    for folder, run in zip(folders, runs, strict=True):
+        name = _head_name(folder)
+        head = heads.setdefault(name, Head(name, True, {}, {}))
+        if run.seed in head.experiments:
+            raise FalconLabError(
+                f"{folder} and {head.folders[run.seed].parent} are both {name} with seed "
+                f"{run.seed}; give one of the folders another name"
+            )
+        head.experiments[run.seed] = run
+        head.folders[run.seed] = folder / "drafter"
+    return list(heads.values())

@@ -23,7 +23,6 @@ from falcon_lab.measure.measurement import PLAIN, Engine, Measurement
 from falcon_lab.measure.records import Record, tokens_per_second
 from falcon_lab.measure.statistics import fastest_method
 from falcon_lab.studies.bench.memory import peak_of
-from falcon_lab.studies.compare.budgets import BEST, NodeBudget
 from falcon_lab.studies.compare.drafters import (
     Budgets,
     EngineKey,
@@ -31,7 +30,7 @@ from falcon_lab.studies.compare.drafters import (
     described,
     engines_of,
 )
-from falcon_lab.studies.compare.plan import Plan
+from falcon_lab.studies.compare.plan import BEST, NodeBudget, Plan
 from falcon_lab.timing import torch_threads
 
 

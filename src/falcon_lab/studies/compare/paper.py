@@ -16,8 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import ConfigError, did_you_mean
-from falcon_lab.studies.compare.budgets import parse_budget
-from falcon_lab.studies.compare.config import ComparisonConfig, PaperConfig
+from falcon_lab.studies.compare.plan import ComparisonConfig, PaperConfig, parse_budget
 
 if TYPE_CHECKING:
     from falcon_lab.measure.statistics import Interval

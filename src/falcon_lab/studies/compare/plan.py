@@ -1,19 +1,151 @@
-"""A comparison without a YAML: run folders whose drafters are measured side by side.
+"""What a comparison is: its budgets' words, its YAML's keys, its heads. Imports no torch.
 
-Imports no torch.
+A comparison's YAML is an experiment that all heads share, ``heads`` with what each has of its own,
+and the other keys of ``ComparisonConfig``. ``Plan`` is the same, read and checked by ``loading``.
 
-What a comparison will do: its heads, each with an experiment a seed. Imports no torch.
+A budget (``tree-32``) limits what the target verifies in a round. How a head fills it is its own
+affair, so a tree goes where the head is surest, by one rule for all of them: EAGLE-2's
+(``trees/best_first.py``) with N nodes, paths of up to ``DEPTH``, and a beam and width of √N, which
+lies between this repository's default (16 nodes, 4) and EAGLE-2's own (60 nodes, 10). A tree drawn
+by hand would favour the head that it was drawn for, and ``optimal`` has no beam, so that a head
+with k = 1 would pay for N blocks a pass. Depth counts tokens, not passes: a head with a larger k
+reaches it in fewer passes, which is what it was built for; the head's controller may stop before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
+from math import sqrt
 from pathlib import Path
 
 from falcon_lab.config.schema import Experiment, Node
+from falcon_lab.errors import ConfigError, did_you_mean
 from falcon_lab.report.tables import Table
-from falcon_lab.studies.compare.budgets import BEST, NodeBudget
-from falcon_lab.studies.compare.config import ComparisonConfig
+
+OWN, BEST = "own", "best"
+DEPTH = 8
+"""Longest path of ``tree-N``, that of the paper's trees for k = 2."""
+KNOWN = ("chain-4", "tree-16", OWN, BEST)
+"""What is suggested for a word that is none."""
+
+
+@dataclass(frozen=True)
+class NodeBudget:
+    """A word of ``budgets``.
+
+    Attributes:
+        word: as it is written.
+        nodes: most draft tokens of a round; None for ``own`` and ``best``.
+    """
+
+    word: str
+    nodes: int | None = None
+
+    def tree(self, own: Node) -> Node:
+        """Return the tree builder's node; ``own`` is the head's."""
+        if self.nodes is None:
+            return own
+        if self.word.startswith("chain"):
+            return {"name": "chain", "depth": self.nodes}
+        side = max(2, round(sqrt(self.nodes)))
+        return {
+            "name": "dynamic",
+            "nodes": self.nodes,
+            "beam": side,
+            "width": side,
+            "depth": min(DEPTH, self.nodes),
+        }
+
+
+def parse_budget(word: str, key: str) -> NodeBudget:
+    """Read ``chain-D``, ``tree-N``, ``own`` or ``best``.
+
+    Raises:
+        ConfigError: at ``key``, for any other word.
+    """
+    if word in (OWN, BEST):
+        return NodeBudget(word)
+    found = re.fullmatch(r"(chain|tree)-([1-9]\d*)", word)
+    if found is None:
+        hint = did_you_mean(word, KNOWN)
+        raise ConfigError(key, f"no budget {word!r}: write chain-D, tree-N, own or best{hint}")
+    return NodeBudget(word, int(found[2]))
+
+
+HEAD_NODES = (
+    "drafter",
+    "glancing",
+    "objective",
+    "distillation",
+    "tree",
+    "acceptance",
+    "controller",
+)
+"""Sections of an experiment that a head may have for itself."""
+
+DECODING_NODES = ("tree", "acceptance", "controller")
+"""Those of them that training knows nothing of."""
+
+SHARED = (
+    "every head is trained and measured on the same target, data, steps and prompts; "
+    f"a head's own are {', '.join(HEAD_NODES)}, optional, train, drafters_of and spend"
+)
+
+
+@dataclass
+class TuningConfig:
+    """How ``best`` is found: the budget of the grid with the most tokens a second."""
+
+    prompts: int = 4
+    """Prompts of the validation set that every head answers with every budget of the grid."""
+    source: str = "validation"
+    """The set, as ``evaluation.prompts.name``; none of its prompts may be measured on."""
+    grid: list[str] = field(
+        default_factory=lambda: [
+            *("own", "chain-2", "chain-4", "chain-6", "chain-8"),
+            *("tree-8", "tree-16", "tree-32", "tree-64"),
+        ]
+    )
+    """Budgets to choose from."""
+
+
+@dataclass
+class PaperConfig:
+    """Published figures, to be printed beside ours."""
+
+    source: str = ""
+    """The paper and its table."""
+    budget: str = "best"
+    """Budget that a row has which names a head alone."""
+    temperature: float = 0.0
+    published: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """Metric (``speedup``, ``tau``, ``tau_draft``, or ``alpha`` in %) -> column of the table -> row
+    -> figure. A row is a head, or ``HEAD BUDGET``."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know of the published figures."""
+
+
+@dataclass
+class ComparisonConfig:
+    """What is compared, beside the experiment that all heads share."""
+
+    heads: dict[str, Node] = field(default_factory=dict)
+    """Head -> what differs from the experiment; ``optional: true`` leaves a head out whose plug-in
+    is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
+    another head whose trained drafters this one takes, to decode with them otherwise. ``spend``
+    says what else differs at a budget, for a head that the rule does not fit."""
+    only: list[str] = field(default_factory=list)
+    """Heads that are compared; empty takes all."""
+    budgets: list[str] = field(default_factory=lambda: ["best"])
+    """``chain-D`` (D tokens in a row), ``tree-N`` (N nodes where the drafter is surest), ``own``
+    (the head's tree) and ``best`` (of those in ``tuning.grid``, on validation prompts)."""
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    paper: PaperConfig | None = None
+
+
+COMPARISON_KEYS = tuple(f.name for f in fields(ComparisonConfig))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from falcon_lab.report.methods import (
 )
 from falcon_lab.report.plots import COLOURS, STYLES, Curve, Panel, line_plot
 from falcon_lab.report.tables import NOTHING, Column, Table, decimals, interval, times, wrap
-from falcon_lab.studies.compare.budgets import BEST
 from falcon_lab.studies.compare.paper import LABELS
+from falcon_lab.studies.compare.plan import BEST
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -19,7 +19,6 @@ from falcon_lab.measure.statistics import Interval, resampled
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target, stored_quality
 from falcon_lab.studies.compare import figures
-from falcon_lab.studies.compare.budgets import BEST
 from falcon_lab.studies.compare.drafters import (
     TrainedDrafter,
     load_drafters,
@@ -29,7 +28,7 @@ from falcon_lab.studies.compare.drafters import (
 )
 from falcon_lab.studies.compare.measuring import Comparison, Measured
 from falcon_lab.studies.compare.paper import compare_with_published
-from falcon_lab.studies.compare.plan import Plan
+from falcon_lab.studies.compare.plan import BEST, Plan
 
 SCHEMA_VERSION = 1
 
