@@ -44,7 +44,7 @@ def bench_attention(
         contexts: P.
         rows: N for each of them.
         seconds: for each backend, context and N.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         ``date``, ``command``, ``versions``, ``hardware``, ``git``, and ``shapes``: what

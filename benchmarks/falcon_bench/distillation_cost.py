@@ -369,7 +369,7 @@ def bench_distillation(
     Args:
         experiment: target, data, drafter, glancing, objective, distillation, trainer.
         steps: that count.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         ``loops`` (by name: median seconds of a step, wall and CPU; tokens studied in a second; how

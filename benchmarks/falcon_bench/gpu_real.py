@@ -36,7 +36,7 @@ def bench_real(plan: Plan, folder: Path, until: str, announce: Announce) -> dict
         plan: what, and for how long.
         folder: where products are kept.
         until: ``target``, ``drafter`` or ``measure``.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         After ``measure``: ``plan``, ``target`` (parameters, steps, seconds, held-out loss),

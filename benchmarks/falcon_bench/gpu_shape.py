@@ -165,7 +165,7 @@ def bench_shape(
     Args:
         plan: what, and how large.
         device: where.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
         recorder: captures graphs; None: CUDA graphs, where there are any.
 
     Returns:
@@ -227,7 +227,7 @@ class Bench:
         drafter: with random weights too, its passes captured.
         cost: of a target pass.
         machine: what it can do at the most.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def rates(
         repeats: timed turns.
         reading: the time of its first token is taken for that of opaque engines, whose first token
             cannot be told from the others.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
     """
     taken: dict[str, list[tuple[float, Generation]]] = {name: [] for name in engines}
     for name, engine in engines.items():

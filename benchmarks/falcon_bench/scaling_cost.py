@@ -75,7 +75,7 @@ def bench_scaling(
         drafter: the drafter's node; its weights are random too, which costs the same.
         sizes: what to grow, and how far.
         turns: times that every pass is timed.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         ``date``, ``command``, ``versions``, ``hardware``, ``git``, ``target``, ``sizes``,

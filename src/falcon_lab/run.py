@@ -55,7 +55,7 @@ class Run:
     Attributes:
         experiment: the validated configuration.
         folder: where every product is kept.
-        announce: takes one line for the user.
+        announce: is called with one line for the user.
     """
 
     experiment: Experiment

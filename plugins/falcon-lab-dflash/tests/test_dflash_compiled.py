@@ -18,7 +18,7 @@ ROOT = Frontier.root(torch.device("cpu"))
 
 
 def quiet(line: str) -> None:
-    """Takes a line and drops it."""
+    """Drop the line."""
 
 
 def rounds(made: Any, room: int | None, seed: int = 0) -> list[Any]:

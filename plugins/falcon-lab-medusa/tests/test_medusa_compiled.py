@@ -17,7 +17,7 @@ TREES: list[dict[str, Any]] = [{"name": "chain", "depth": 3}, {"name": "optimal"
 
 
 def quiet(line: str) -> None:
-    """Takes a line and drops it."""
+    """Drop the line."""
 
 
 @pytest.mark.parametrize("options", OPTIONS)

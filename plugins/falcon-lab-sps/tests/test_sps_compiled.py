@@ -19,7 +19,7 @@ LENGTHS = [9, 1, 2, 4, 1, 5]
 
 
 def quiet(line: str) -> None:
-    """Takes a line and drops it."""
+    """Drop the line."""
 
 
 def loaded(folder: Path, family: str) -> SpsDrafter:

@@ -50,7 +50,7 @@ def load_experiment(
     """Return the validated experiment; component nodes hold all their options.
 
     Args:
-        path: the YAML; None takes every default.
+        path: the YAML; None: every default.
         overrides: ``key=value`` or ``--key=value``.
         components: the registry; None loads what is installed.
 

@@ -43,7 +43,7 @@ def prepare_data(
         target: the frozen teacher.
         drafter: the YAML node of the drafter that is to be trained on it.
         components: builds that drafter.
-        announce: takes one line for the user.
+        announce: is called with one line for the user.
 
     Raises:
         FalconLabError: the corpus cannot be read, or a feature store is named and the drafter

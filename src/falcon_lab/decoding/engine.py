@@ -267,7 +267,7 @@ class SpeculativeEngine(Engine):
         tree_builder: grows a tree of them.
         rule: accepts a path of the tree.
         controller: decides how much to draft.
-        decoding: how to run them; None takes the defaults.
+        decoding: how to run them; None: the defaults.
     """
 
     def __init__(

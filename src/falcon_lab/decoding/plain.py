@@ -30,7 +30,7 @@ class PlainEngine(Engine):
 
     Args:
         target: the model.
-        decoding: how to run it; None takes the defaults.
+        decoding: how to run it; None: the defaults.
     """
 
     lossless = True

@@ -150,7 +150,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         with ``offsets`` says that it has none, and stays as it is.
 
         Args:
-            announce: takes one line for the user at a time.
+            announce: is called with one line for the user at a time.
             compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """

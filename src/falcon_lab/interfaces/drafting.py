@@ -20,7 +20,7 @@ from falcon_lab.interfaces.training import DrafterInputs, Prediction, Reveal
 from falcon_lab.tree import AuxiliaryNodes, TokenTree
 
 Announce = Callable[[str], None]
-"""Takes one line for the user at a time."""
+"""Called with one line for the user at a time."""
 Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 Compiled = Callable[[list[Tensor]], list[Tensor]]
@@ -44,9 +44,9 @@ class PassCompiler(Protocol):
         Args:
             module: may write into its inputs in place; returns tensors.
             inputs: an example.
-            dynamic_shapes: as ``torch.export.export`` takes them.
+            dynamic_shapes: as for ``torch.export.export``.
             name: of the pass, for the user.
-            announce: takes one line for the user at a time.
+            announce: is called with one line for the user at a time.
         """
         ...
 
@@ -236,7 +236,7 @@ class Drafter(ABC):
         One that cannot have them says why in one line, and returns itself.
 
         Args:
-            announce: takes one line for the user at a time.
+            announce: is called with one line for the user at a time.
             compiler: makes the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: CUDA's, on a GPU alone.
         """

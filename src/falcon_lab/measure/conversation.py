@@ -1,4 +1,4 @@
-"""A prompt as token ids, turn by turn.
+"""Encode prompts as token ids, turn by turn.
 
 Shapes: P prompt tokens.
 """

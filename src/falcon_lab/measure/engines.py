@@ -69,7 +69,7 @@ class Setup:
         experiment: says how.
         target: verifies; as it decodes, on its device and compiled where that is asked for.
         components: builds the parts.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
     """
 
     experiment: Experiment
@@ -247,7 +247,7 @@ class Setup:
             engine: answers.
             prompt: what to.
             tokens: most new ones, where that is fewer than usual.
-            config: lengths, sampling and seed; None takes the experiment's.
+            config: lengths, sampling and seed; None: the experiment's.
             **options: further arguments of ``engine.generate``.
         """
         config = config or self.experiment.evaluation

@@ -1,7 +1,7 @@
-"""Keep every answer in a file as it comes, so that a measurement that was killed goes on.
+"""Keep every answer in a file as it comes, so that a killed measurement can be resumed.
 
-The file is named by all that decides what is measured: the same measurement finds its answers
-again, and so does another one of the same folder that measures just the same, for another table.
+The file's name is a hash of all that decides what is measured, so the same measurement finds its
+answers again, for another table too.
 """
 
 from __future__ import annotations

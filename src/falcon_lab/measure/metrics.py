@@ -1,10 +1,10 @@
 """Compute what is reported about a method, with exact definitions and who else uses them.
 
-Shapes: P prompt tokens, V vocabulary.
-
 Sums are taken over all rounds of all prompts before any division, so a long answer weighs more
-than a short one. "Accepted" counts draft tokens alone; the token that the target adds to every
-round (the bonus or correction token) is counted only where it is said.
+than a short one. "Accepted" counts draft tokens alone; the bonus token (or correction) that the
+target adds to every round is counted only where its definition includes it.
+
+Shapes: P prompt tokens, V vocabulary.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ def compile_ahead(
     Args:
         module: writes into its inputs in place if it likes; returns tensors.
         inputs: an example.
-        dynamic_shapes: as ``torch.export.export`` takes them.
+        dynamic_shapes: as for ``torch.export.export``.
         name: of the pass, for the user and for the file.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Raises:
         FalconLabError: the module cannot be traced, or there is no working C++ compiler.
@@ -134,7 +134,7 @@ class CompiledPass(ForwardPass):
 
     Args:
         forward: its weights are copied into the compiled passes.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
         compiler: compiles a pass.
     """
 

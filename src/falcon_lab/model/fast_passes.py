@@ -23,7 +23,7 @@ def fast_passes(
 
     Args:
         device: where the modules are, and are to stay.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
         compiler: compiles the passes on a CPU; None: inductor, ahead of time.
         recorder: captures graphs; None: on a GPU alone.
     """

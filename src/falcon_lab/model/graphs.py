@@ -278,7 +278,7 @@ class GraphPass(ForwardPass):
 
     Args:
         forward: its weights are read where they are now; move it before.
-        announce: takes one line for the user, if there can be no graphs.
+        announce: is called with one line for the user, if there can be no graphs.
         recorder: captures.
         step: as of ``GraphStorage``.
     """

@@ -1,9 +1,8 @@
-"""Load a causal LM from the hub or a folder, or say in one line why it cannot be a target.
+"""Load a causal LM from the hub or a folder, and prove that it can be a target.
 
-A proof, when a target is loaded, that it can be verified by a tree mask.
-
-Whether a family reads position ids, takes a 4-D mask, keeps nothing outside the cache and has no
-unknown scale on its logits is not written in any configuration. A few tokens show it.
+What cannot be a target is refused in one line. Whether a family reads position ids, supports a 4-D
+mask, keeps nothing outside the cache and has no unknown scale on its logits is not written in any
+configuration: a few tokens, verified as a tree when the target is loaded, show it.
 
 Shapes: T tokens, V vocabulary.
 """

@@ -88,7 +88,7 @@ class Attempts:
     Args:
         name: of what is captured, for the user.
         recorder: captures.
-        announce: takes one line for the user: that and why it failed.
+        announce: is called with one line for the user: that and why it failed.
     """
 
     def __init__(self, name: str, recorder: Recorder, announce: Announce) -> None:

@@ -256,7 +256,7 @@ class Target:
         On a GPU they are CUDA graphs, and one sequence is decoded at a time.
 
         Args:
-            announce: takes one line for the user at a time.
+            announce: is called with one line for the user at a time.
             compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """

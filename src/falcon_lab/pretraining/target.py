@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 BUILT_IN = ("tiny-code",)
 
 Announce = Callable[[str], None]
-"""Takes one line for the user."""
+"""Called with one line for the user."""
 Make = Callable[[str, PretrainingConfig, Path, Announce], None]
 """Makes the target of a recipe in a folder."""
 
@@ -101,7 +101,7 @@ def ensure_pretrained(
         name: of the target, for messages.
         recipe: what is made.
         folder: of the finished target.
-        announce: takes one line for the user.
+        announce: is called with one line for the user.
         make: makes the target; None: ``train_target``.
     """
     while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails

@@ -34,7 +34,7 @@ def write_everything(
         folder: of the run.
         drafter: folder of the run's own drafter; None when it trained none.
         tracking: the run's loggers.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
     """
     shown = []
     if experiment.report.html:

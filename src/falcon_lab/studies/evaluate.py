@@ -42,7 +42,7 @@ def evaluate_methods(
         folder: of the run; gets ``results.json`` and every method's answers.
         trained: folder of the run's own drafter.
         quality: what is known of a target that was trained here.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         The content of ``results.json``.

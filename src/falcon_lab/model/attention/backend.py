@@ -1,19 +1,13 @@
-"""What an attention backend and the kernel below it promise.
+"""What attention backends compute, and the kernels below them.
 
-Shapes: B batch, A query heads, G key/value heads, N new rows, S keys (P earlier rows, then the N
-new ones), W keys that a mask is about (the last ones), D head size.
+A ``Backend`` attends over a KV cache with a mask of the last keys alone; a ``Kernel`` attends
+without a mask and returns the log-sum-exp of its scores, so that ``merged.py`` can combine two of
+them. ``masked_attention`` is PyTorch's ``scaled_dot_product_attention`` with the whole mask, which
+every backend can fall back to.
 
-PyTorch's ``scaled_dot_product_attention`` with the whole mask: what every backend can fall to.
-
-Shapes: B batch, A query heads, G key/value heads, N new rows, S keys, W keys that a mask is about
-(the last ones), D head size, r query heads that share a key head (A / G).
-
-A backend under a name that Hugging Face's modules look their attention up by.
-
-Hugging Face hands a ready-made 4-D mask to the attention function as it is, and keywords of a
-model's call as well: a mask narrower than the keys says that all rows see what is older.
-
-Shapes: as in ``backend.py``.
+Shapes: B batch, A query heads, G key/value heads, r = A / G query heads that share a key head, N
+new tokens, S keys (P earlier tokens, then the N new ones), W keys that a mask covers (the last
+ones), D head size.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ class Partial:
     Attributes:
         seen: ``[B, A, N, D]``.
         lse: ``[B, A, N]``, natural logarithm of the sum of the exponentials of the scaled scores;
-            -inf where no key is seen.
+            -inf without keys.
     """
 
     seen: Tensor
@@ -41,7 +35,7 @@ class Partial:
 
 
 class Backend(Protocol):
-    """Attention of new rows over a cache, in which all rows see what is older than a mask."""
+    """Attention of new tokens over a KV cache; all of them attend to the keys before a mask."""
 
     def __call__(
         self,
@@ -59,10 +53,10 @@ class Backend(Protocol):
             query: ``[B, A, N, D]``.
             keys: ``[B, G, S, D]``, where G divides A.
             values: ``[B, G, S, D]``.
-            mask: ``[B or 1, 1, N, W]`` bool, who sees whom among the last W keys; every row sees
-                the S - W before them, and at least one of the W. None: every key.
+            mask: ``[B or 1, 1, N, W]`` bool, the attention mask of the last W keys; every token
+                attends to the S - W before them, and to at least one of the W. None: to every key.
             scale: of the scores.
-            causal: the new rows see each other as a text's do, whatever ``mask`` says.
+            causal: new tokens attend to each other causally, whatever ``mask`` is.
 
         Returns:
             ``[B, A, N, D]``.
@@ -71,7 +65,7 @@ class Backend(Protocol):
 
 
 class Kernel(Protocol):
-    """Attention without a mask that tells the log-sum-exp of its scores."""
+    """Attention without a mask that returns the log-sum-exp of its scores."""
 
     @property
     def name(self) -> str:
@@ -79,7 +73,7 @@ class Kernel(Protocol):
         ...
 
     def refuses(self, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-        """Why it cannot run on such tensors here, or None."""
+        """Return why it cannot run on such tensors here, or None."""
         ...
 
     def __call__(
@@ -92,7 +86,7 @@ class Kernel(Protocol):
             keys: ``[B, G, S, D]`` with at least one key; S is N where ``causal``.
             values: ``[B, G, S, D]``.
             scale: of the scores.
-            causal: row i sees keys 0..i alone.
+            causal: token i attends to keys 0..i alone.
         """
         ...
 

@@ -1,12 +1,10 @@
-"""How long backends take to read a tree behind a context, layer for layer.
+"""Choose the attention of a target: asked for by name, or measured layer for layer.
 
-Shapes: B batch, A query heads, G key/value heads, N nodes of a tree, P rows of its context, D head
-size.
+Every choice is announced. A name that this machine cannot run is an error; a model whose layers
+leave nothing to merge keeps the attention that it was loaded with, and the reason is announced.
 
-Which attention a target gets: asked for by name, or measured.
-
-Nothing is chosen silently. A name that this machine cannot run is an error; a model whose layers
-leave nothing to merge keeps what it was loaded with, and the reason is said.
+Shapes: B batch, A query heads, G key/value heads, N nodes of a tree, P tokens of its context, D
+head size.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from falcon_lab.model.target import Target
 
 SDPA = "sdpa"
-"""PyTorch's attention with the whole mask, without one for a single row."""
+"""PyTorch's attention with the whole mask, without one for a single token."""
 
 TURNS = 3
 """Times that the backends follow each other, so that a busy moment hits all of them."""
@@ -179,7 +177,7 @@ def use_backend(
     Args:
         target: loaded with what ``loading_attention`` says.
         asked: ``auto`` or a kernel's name.
-        announce: takes what was chosen and why, a line each.
+        announce: is called with what was chosen and why, a line each.
         reason: why the model can take none, where that is known.
         kernels: to choose from.
 

@@ -1,18 +1,14 @@
-"""Attention over parts of the keys, put together by the log-sum-exp of their scores.
+"""Merge attention over the context, without a mask, with attention over a tree, under one.
 
-The softmax over a union of keys is the average of the softmaxes over its parts, weighted by the
-exponential of each part's log-sum-exp (Milakov and Gimelshein, arXiv 1805.02867; Dao et al.,
-arXiv 2205.14135, section 3.1). All arithmetic here is at least in float32.
+Every node of a tree attends to the whole text before it, so a kernel that supports no mask can read
+the long part, and a mask is built for the new tokens alone. The softmax over a union of keys is the
+average of the softmaxes over its parts, weighted by the exponential of each part's log-sum-exp
+(Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135, section 3.1). All
+arithmetic here is at least in float32.
 
-Shapes: B batch, A heads, N rows, W keys, D head size, r query heads that share a key head.
-
-The prefix without a mask, the few new rows with one, and both merged.
-
-Every node of a tree sees the whole text before it, so that a kernel that takes no mask can read the
-long part. A mask is built for the new rows alone.
-
-Shapes: B batch, A query heads, G key/value heads, N new rows, S keys (P earlier rows, then the N
-new ones), W keys that a mask is about (the last ones), D head size.
+Shapes: B batch, A query heads, G key/value heads, r = A / G query heads that share a key head, N
+new tokens, S keys (P earlier tokens, then the N new ones), W keys that a mask covers (the last
+ones), D head size.
 """
 
 from __future__ import annotations
@@ -26,10 +22,10 @@ from falcon_lab.model.attention.backend import Kernel, Partial, fold, masked_att
 
 
 def merge(one: Partial, other: Partial) -> Partial:
-    """Attention over the keys of both, which have none in common.
+    """Merge attention over two sets of keys, which have none in common.
 
     The weight is the logistic function of a difference: no exponential overflows, however large
-    the scores. A row must see a key in one of them.
+    the scores. A query must attend to a key in one of them.
     """
     dtype = at_least_float32(one.seen.dtype)
     weight = torch.sigmoid(one.lse - other.lse)[..., None].to(dtype)
@@ -40,14 +36,14 @@ def merge(one: Partial, other: Partial) -> Partial:
 def with_tree(
     prefix: Partial, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float
 ) -> Tensor:
-    """Attention over a prefix that is done already and a few masked keys.
+    """Add attention over a few masked keys to that over a prefix.
 
-    The prefix is one more key: its score is its log-sum-exp and its value is what was seen there.
-    One softmax is then the whole merge, and as safe as any.
+    The prefix counts as one more key, whose score is its log-sum-exp and whose value is its output,
+    so that one softmax is the whole merge, and no less stable than any.
 
     Args:
-        prefix: of the same rows and heads.
-        query: ``[B, A, rN, D]``, the N rows of r query heads one below the other.
+        prefix: of the same tokens and heads.
+        query: ``[B, A, rN, D]``, the N tokens of r query heads one below the other.
         keys: ``[B, A, W, D]``.
         values: ``[B, A, W, D]``.
         mask: ``[B or 1, 1, N, W]`` bool.
@@ -66,12 +62,12 @@ def with_tree(
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The type that scores are kept in."""
+    """Return the type of the scores."""
     return torch.promote_types(dtype, torch.float32)
 
 
 LARGEST_TREE = 512
-"""Rows whose scores among each other are computed entry by entry."""
+"""Most nodes whose scores among each other are computed entry by entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +76,14 @@ class Merged:
 
     Attributes:
         kernel: reads the prefix.
-        least: earlier rows from which merging pays.
+        least: earlier tokens from which merging pays.
     """
 
     kernel: Kernel
     least: int = 0
 
     def merges(self, new: int, earlier: int) -> bool:
-        """Whether ``new`` rows after ``earlier`` ones are merged: if not, give the whole mask."""
+        """Return whether ``new`` tokens after ``earlier`` are merged, not masked as a whole."""
         return earlier >= max(self.least, 1) and new <= LARGEST_TREE
 
     def __call__(

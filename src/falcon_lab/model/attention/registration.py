@@ -1,7 +1,8 @@
-"""A backend under a name that Hugging Face's modules look their attention up by.
+"""Register a backend under a name that Hugging Face's modules find their attention by.
 
-Hugging Face hands a ready-made 4-D mask to the attention function as it is, and keywords of a
-model's call as well: a mask narrower than the keys says that all rows see what is older.
+Hugging Face passes a ready-made 4-D mask to the attention function unchanged, and keywords of a
+model's call as well. A mask narrower than the keys means that all tokens attend to the earlier
+ones.
 
 Shapes: as in ``backend.py``.
 """

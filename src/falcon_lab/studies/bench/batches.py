@@ -70,7 +70,7 @@ def bench_batches(
     Args:
         experiment: target, prompts (their first turns), lengths, repeats, methods.
         sizes: of batches.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
         clock: ``wall``, or ``cpu``: the time that a core worked for this process, which a machine
             that does other things too does not stretch. For one thread without a GPU.
 

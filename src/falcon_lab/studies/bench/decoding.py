@@ -40,7 +40,7 @@ def bench_decoding(
         methods: keys of ``METHODS``.
         assistant: a model for assisted generation, by hub id or folder.
         trace: where to write a Chrome trace of our loops.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         What ``results.json`` holds, and ``bench``: ``machine``, ``cost`` (of a target pass) and,

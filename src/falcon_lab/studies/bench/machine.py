@@ -1,12 +1,10 @@
-"""What this machine can do: how fast it copies memory and how fast it multiplies matrices.
-
-How far a pass of the target is from the least time that this machine could need for it.
+"""Measure how near a pass of the target is to the least time that this machine needs for it.
 
 A pass must read every weight once and every key and value that it attends to, and must do its
 multiplications (Williams et al., *Roofline*, CACM 52(4), 2009). The floor is the larger of bytes
 over the measured copy rate and operations over the measured rate of a matrix product.
 
-Shapes: n rows of a pass, S rows in the cache before it.
+Shapes: n new tokens of a pass, S positions in the KV cache before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that a call takes at its highest point."""
+"""Measure the peak memory of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a benchmark: tables of the methods and their rounds, and of batch sizes."""
+"""Show a benchmark's results: tables of methods and their rounds, and of batch sizes."""
 
 from __future__ import annotations
 

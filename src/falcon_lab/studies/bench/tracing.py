@@ -1,4 +1,4 @@
-"""A Chrome trace of our loops: what runs when, by part of the round."""
+"""Write a Chrome trace of our loops, by part of the round."""
 
 from __future__ import annotations
 

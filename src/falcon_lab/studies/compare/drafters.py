@@ -30,7 +30,7 @@ def train_heads(
 
     Args:
         plan: of the comparison.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
         train: runs an experiment.
 
     Raises:

@@ -2,15 +2,16 @@
 
 The YAML is an experiment with ``heads`` and what else a comparison has.
 
-    base: ../compare.yaml      # optional: what this file does not say is said there
+    base: ../compare.yaml      # optional: the file whose keys this one overrides
     heads: {falcon: {drafter: {name: falcon, block: 2}}, …}
     only: [falcon, medusa]     # of the heads, also of those of the base
 
-A shorter form, which ``falcon-lab run`` takes too; without it, ``seeds`` make one head.
+In the shorter form, which ``falcon-lab run`` reads too, a head is a list of overrides; without it,
+``seeds`` make one head.
 
     variants: {csgd: [], none: [glancing.name=none]}
 
-All else is an experiment's. Imports no torch.
+All other keys are an experiment's. Imports no torch.
 """
 
 from __future__ import annotations

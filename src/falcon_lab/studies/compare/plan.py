@@ -1,10 +1,10 @@
-"""What a comparison is: its budgets' words, its YAML's keys, its heads. Imports no torch.
+"""Describe a comparison: its budgets, its YAML's keys, its heads. Imports no torch.
 
 A comparison's YAML is an experiment that all heads share, ``heads`` with what each has of its own,
 and the other keys of ``ComparisonConfig``. ``Plan`` is the same, read and checked by ``loading``.
 
-A budget (``tree-32``) limits what the target verifies in a round. How a head fills it is its own
-affair, so a tree goes where the head is surest, by one rule for all of them: EAGLE-2's
+A budget (``tree-32``) limits what the target verifies in a round. How a head fills it is up to
+the head: a tree grows where the head is surest, by one rule for all of them: EAGLE-2's
 (``trees/best_first.py``) with N nodes, paths of up to ``DEPTH``, and a beam and width of √N, which
 lies between this repository's default (16 nodes, 4) and EAGLE-2's own (60 nodes, 10). A tree drawn
 by hand would favour the head that it was drawn for, and ``optimal`` has no beam, so that a head

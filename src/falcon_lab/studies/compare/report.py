@@ -1,4 +1,4 @@
-"""What is shown of a comparison: its tables, its plots and its page.
+"""Show the results of a comparison: its tables, its plots and its page.
 
 Works on the results alone.
 """

@@ -47,7 +47,7 @@ def compare(
 
     Args:
         plan: of the comparison.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
         train: runs the experiment of one head and seed.
 
     Returns:

@@ -161,7 +161,7 @@ def choose(
         start: a tree to begin with.
         nodes: most draft tokens.
         depth: longest path.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
     """
     take = partial(trace, drafter=drafter, depth=depth, lowest=logarithm(THRESHOLDS[0]))
     traces: list[TracedRound] = []

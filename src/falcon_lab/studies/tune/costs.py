@@ -1,4 +1,4 @@
-"""What a round costs, as a function of the tree's nodes and of every pass's blocks.
+"""Price a round, as a function of the tree's nodes and of every pass's blocks.
 
 Shapes: n draft tokens of a tree, F blocks of a pass, k block.
 """

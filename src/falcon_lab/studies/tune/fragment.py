@@ -1,4 +1,4 @@
-"""The tuned tree as a YAML that configurations take in. Imports no torch."""
+"""Write the tuned tree as a YAML that configurations include. Imports no torch."""
 
 from __future__ import annotations
 

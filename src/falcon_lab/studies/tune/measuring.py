@@ -1,10 +1,8 @@
-"""How many threads a pass of the target is fastest with: more cores are not always faster.
+"""Measure what rounds cost on this machine: real rounds of trees of many shapes, in turns.
 
-Threads have to be woken for every product of a pass, and two of them may share one core's units.
-
-Measure what rounds cost on this machine: real rounds of trees of many shapes, in turns.
-
-Every figure comes from the engine's own clock, so whatever makes the engine faster is in it.
+Every figure comes from the engine's own clock, so whatever makes the engine faster is included. The
+number of threads is chosen first: more cores are not always faster, because threads have to be
+woken for every product of a pass, and two of them may share one core's units.
 
 Shapes: n draft tokens of a tree, F blocks of a pass, k block.
 """
@@ -107,7 +105,7 @@ def choose_threads(target: Target, announce: Callable[[str], None]) -> int:
 
     Args:
         target: on a CPU.
-        announce: takes one line for the user.
+        announce: is called with one line for the user.
     """
     costs = time_threads(target, thread_counts(usable_cores()))
     best = fastest(costs)

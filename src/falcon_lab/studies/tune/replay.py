@@ -1,11 +1,11 @@
-"""Replay rounds on the target's text: what a drafter's candidates are worth, and at what price.
+"""Replay rounds on the target's text: which candidates would be accepted, and at what cost.
 
-A traced round goes along the target's text, pass by pass, each block being given the true tokens
-and the drafter's own predicted features, as a tree's branches are. The ranks of the true tokens on
-the way are all that a static tree's acceptance depends on: it accepts the longest beginning of
-them that it holds. No wide tree need be verified, and no rank is missed. Ranks do not describe a
-tree that follows the drafter, so its limits are chosen by replaying it; an estimate is made of
-replayed rounds, priced by the costs.
+A traced round follows the target's text, pass by pass: each block is given the true tokens and the
+drafter's own predicted features, as a tree's branches are. The ranks of the true tokens on the way
+are all that a static tree's acceptance depends on: it accepts the longest prefix of them that it
+contains. No wide tree need be verified, and no rank is missed. Ranks do not describe a tree whose
+shape the drafter decides, so the limits of such a tree are chosen by replaying it whole. An
+``Estimate`` is made of replayed rounds, priced by the costs.
 
 Shapes: D depths, W ranks or width, n draft tokens of a tree, F frontier blocks, k block,
 V vocabulary.

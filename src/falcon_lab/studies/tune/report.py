@@ -1,4 +1,4 @@
-"""What is shown of tuning: its tables, and its plots as SVG files. Works on the results alone."""
+"""Show the results of tuning: its tables, and its plots as SVG. Works on the results alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an experiment to the tree that fits its drafter and this machine, and to the proof."""
+"""Tune a tree for an experiment's drafter and this machine, and measure it beside others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     Args:
         experiment: target, prompts of the measurement, and at least one row with the drafter.
         limits: what is tuned on, and within.
-        announce: takes one line for the user at a time.
+        announce: is called with one line for the user at a time.
 
     Returns:
         What ``results.json`` holds, and ``tune``; see ``benchmarks/README.md``.

@@ -1,4 +1,4 @@
-"""What the target writes greedily, read again and again: with it a drafter is studied alone.
+"""The target's greedy texts, on which a drafter is replayed without the target.
 
 The target's own text is all that decides what a greedy round accepts. Once it is known, a round of
 any tree is replayed with the drafter's passes and without the target's.
