@@ -11,7 +11,7 @@ import torch
 from everything import everything
 from fakes.decoding import chain, speculative
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.compiling import choose_drafter
+from falcon_lab.decoding.assembling import choose_drafter
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition

@@ -287,6 +287,11 @@ class SpeculativeEngine(Engine):
         self.controller = controller
         self.decoding = decoding or DecodingConfig()
 
+    def with_tree(self, builder: TreeBuilder) -> SpeculativeEngine:
+        """Return an engine of the same parts with another tree builder."""
+        parts = (self.target, self.drafter, builder, self.rule, self.controller)
+        return SpeculativeEngine(*parts, decoding=self.decoding)
+
     @property
     def max_nodes(self) -> int:
         """Most nodes of a round, auxiliary nodes counted."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.data.heldout import heldout_prompts
+from falcon_lab.decoding.assembling import KINDS, assemble
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.inputs import derive_seed
@@ -116,16 +117,8 @@ def decoding_check(
     experiment: Experiment, target: Target, drafter: TrainableDrafter, components: Components
 ) -> DecodingCheck:
     """Build the callback that ``distillation.decode_every`` asks for."""
-    config, build = experiment.distillation, components.build
-    context = BuildContext.of(target, drafter)
-    engine = SpeculativeEngine(
-        target,
-        drafter,
-        build("tree_builder", experiment.tree, context),
-        build("acceptance_rule", experiment.acceptance, context),
-        build("controller", experiment.controller, context),
-        decoding=experiment.decoding,
-    )
+    config, parts = experiment.distillation, {key: getattr(experiment, key) for key in KINDS}
+    engine = assemble(target, drafter, parts, components, decoding=experiment.decoding)
     # The seed keeps these prompts apart from those of the evaluation, which stay unseen.
     seed = derive_seed(experiment.data.seed, "probe") % 2**31
     found = heldout_prompts(experiment.data.corpus, target.tokenizer, seed=seed)

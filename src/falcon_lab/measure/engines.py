@@ -12,7 +12,13 @@ import torch
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig, Node
-from falcon_lab.decoding.compiling import choose_drafter, choose_target, prepare
+from falcon_lab.decoding.assembling import (
+    KINDS,
+    assemble,
+    choose_drafter,
+    choose_target,
+    prepare,
+)
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
@@ -35,13 +41,6 @@ if TYPE_CHECKING:
     from falcon_lab.plugins.registry import Components
 
 log = logging.getLogger(__name__)
-
-KINDS = {
-    "tree": "tree_builder",
-    "acceptance": "acceptance_rule",
-    "controller": "controller",
-}
-"""Key of the configuration -> kind of component."""
 
 
 @dataclass
@@ -136,10 +135,8 @@ class Setup:
             drafter: one that is there; several engines may share it.
             nodes: ``tree``, ``acceptance`` and ``controller``.
         """
-        context = BuildContext.of(self.target, drafter)
-        parts = (self.components.build(KINDS[key], nodes[key], context) for key in KINDS)
         decoding = self.experiment.decoding
-        engine = SpeculativeEngine(self.target, drafter, *parts, decoding=decoding)
+        engine = assemble(self.target, drafter, nodes, self.components, decoding=decoding)
         if decoding.compile != "none":
             with torch_threads(self.experiment.evaluation.threads):
                 prepare(engine)

@@ -104,6 +104,10 @@ class Components:
             raise FalconLabError(f"{kind} {component.full_name}: {error}") from error
         return _with_defaults(component, made)
 
+    def provide(self, kind: str, part: Any, context: BuildContext) -> Any:
+        """Return a component that is there already, or build the one that a node describes."""
+        return self.build(kind, part, context) if isinstance(part, Mapping) else part
+
     def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, str]:
         """Return what to write down about a component: name, distribution, version."""
         component = self.named(kind, node, kind)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
+from falcon_lab.decoding.assembling import assemble
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation, OnRound, Round
 from falcon_lab.decoding.losslessness import Engine
@@ -24,7 +25,7 @@ from falcon_lab.plugins.registry import Components
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing.reference import UNLIKELY, chi_square, common
 from falcon_lab.testing.targets import one_document
-from falcon_lab.testing.tested import ComponentUnderTest, built, expect
+from falcon_lab.testing.tested import ComponentUnderTest, expect
 
 BRANCHED = {"": 3, "0": 2, "1": 1, "00": 2, "000": 1, "001": 1}
 TREES: dict[str, dict[str, Any]] = {
@@ -95,19 +96,14 @@ def engine(
         components: build the nodes; None are the installed ones.
         chunk: prompt tokens of a pass.
     """
-    context = BuildContext.of(target, drafter)
-    parts = (
-        ("tree_builder", tree, "chain"),
-        ("acceptance_rule", rule, "auto"),
-        ("controller", controller, "fixed"),
-    )
+    parts = {
+        "tree": tree or {"name": "chain"},
+        "acceptance": rule or {"name": "auto"},
+        "controller": controller or {"name": "fixed"},
+    }
+    decoding = None if chunk is None else DecodingConfig(prefill_chunk=chunk)
     known = components or load_components()
-    return SpeculativeEngine(
-        target,
-        drafter,
-        *(built(*part, context, known) for part in parts),
-        decoding=None if chunk is None else DecodingConfig(prefill_chunk=chunk),
-    )
+    return assemble(target, drafter, parts, known, decoding=decoding)
 
 
 # --- texts --------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from torch import Tensor
 from falcon_lab.config.schema import DistillationConfig, OptimizerConfig
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.target import Target
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.testing.decoding import plain_text
 from falcon_lab.testing.targets import packed
-from falcon_lab.testing.tested import built
 
 if TYPE_CHECKING:
     from falcon_lab.distill.module import Distillation
@@ -68,12 +68,12 @@ def distillation(
     """
     from falcon_lab.distill.module import Distillation
 
-    context = BuildContext.of(target, drafter)
+    known, context = components or load_components(), BuildContext.of(target, drafter)
     return Distillation(
         target,
         drafter,
-        built("objective", objective, "falcon", context, components),
-        built("schedule", schedule, "none", context, components),
+        known.provide("objective", objective or {"name": "falcon"}, context),
+        known.provide("schedule", schedule or {"name": "none"}, context),
         DistillationConfig(optimizer=OptimizerConfig(lr=lr, warmup_steps=2), **config),
         seed=seed,
         max_steps=steps,

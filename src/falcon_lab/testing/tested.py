@@ -29,28 +29,6 @@ def expect(holds: object, what: str, *, expected: Any, found: Any, fix: str) -> 
         raise ContractError(f"{what}: expected {expected}, found {found}; {fix}")
 
 
-def built(
-    kind: str,
-    given: Any,
-    default: str,
-    context: BuildContext,
-    components: Components | None = None,
-) -> Any:
-    """Return a component that is given as an object, as a YAML node, or not at all.
-
-    Args:
-        kind: one of ``plugins.hooks.KINDS``.
-        given: an object is taken as it is, a node built.
-        default: name of the one that None stands for.
-        context: that it is built with.
-        components: know the node; None are the installed ones.
-    """
-    node = {"name": default} if given is None else given
-    if not isinstance(node, Mapping):
-        return node
-    return (components or load_components()).build(kind, node, context)
-
-
 class ComponentUnderTest:
     """A component under test.
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fakes.drafters import TrainedAlone
 from falcon_lab.config.schema import DecodingConfig, MethodConfig
-from falcon_lab.decoding.compiling import choose_drafter
+from falcon_lab.decoding.assembling import choose_drafter
 from falcon_lab.drafters.saved import WEIGHTS
 from falcon_lab.measure.engines import Setup
 from falcon_lab.studies.compare.drafters import load_drafters

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakes.decoding import CONTEXT, chain, generate, speculative
+from fakes.decoding import chain, generate, speculative
 from fakes.itself import TargetItself
-from falcon_lab.acceptance import Auto
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.plugins.builtins import DynamicTreeConfig
@@ -87,13 +86,8 @@ def test_a_row_promises_its_replayed_rounds_at_their_price() -> None:
 
 
 def test_a_dynamic_tree_is_grown_as_far_as_it_pays() -> None:
-    bench = Bench(
-        target(),
-        TargetItself(target(), 2, noise=2.0),
-        Auto(None, CONTEXT),
-        StopCondition(),
-        DecodingConfig(),
-    )
+    engine = speculative(target(), TargetItself(target(), 2, noise=2.0), chain(4))
+    bench = Bench(engine, StopCondition())
     dear = best_growth(bench, texts(), costs(node=0.5), nodes=12, depth=6)
     assert dear.tree.nodes == 6
     small = best_growth(bench, texts(), costs(), nodes=2, depth=6)

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.decoding import CONTEXT
+from fakes.decoding import chain, speculative
 from fakes.itself import TargetItself
-from falcon_lab.acceptance import Auto
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.generation import Generation, Round, Seconds
 from falcon_lab.decoding.stopping import StopCondition
@@ -141,7 +140,7 @@ def test_real_rounds_are_measured_and_every_cost_is_there() -> None:
     prompts = [torch.tensor([5, 9, 2]), torch.tensor([7, 7, 30])]
     texts = write_texts(target, prompts, 40, StopCondition(), DecodingConfig())
     drafter = TargetItself(target, 2)
-    bench = Bench(target, drafter, Auto(None, CONTEXT), StopCondition(), DecodingConfig())
+    bench = Bench(speculative(target, drafter, chain(4)), StopCondition())
     grown = DynamicTree(DynamicTreeConfig(nodes=4, depth=4), bench.context)
     found = measure_costs(bench, texts, 8, {"dynamic": grown})
     nodes = [n for n, _ in found.verify]

@@ -12,9 +12,10 @@ from filelock import FileLock, Timeout
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
+from falcon_lab.decoding.assembling import KINDS
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
-from falcon_lab.measure.engines import KINDS, Setup
+from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.statistics import Interval, resampled
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target, stored_quality

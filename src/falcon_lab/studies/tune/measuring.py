@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from falcon_lab.controllers import Confidence, Fixed
-from falcon_lab.decoding.compiling import prepare
+from falcon_lab.decoding.assembling import prepare
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation, Round
 from falcon_lab.decoding.plain import PlainEngine
@@ -179,33 +179,34 @@ def _chain(start: Path, depth: int) -> list[Path]:
 
 @dataclass(frozen=True)
 class Bench:
-    """What costs are measured with.
+    """Holds what costs are measured with.
 
     Attributes:
-        target: the model.
-        drafter: with block k.
-        rule: of acceptance.
+        base: the engine whose tree is replaced; it always drafts the whole tree.
         stop: when a text ends.
-        decoding: how engines run; their ``decoding`` argument.
     """
 
-    target: Any
-    drafter: Drafter
-    rule: Any
+    base: SpeculativeEngine
     stop: StopCondition
-    decoding: Any
+
+    @property
+    def target(self) -> Target:
+        """Return the model, tapped where the drafter asks for it."""
+        return self.base.target
+
+    @property
+    def drafter(self) -> Drafter:
+        """Return the drafter, with block k."""
+        return self.base.drafter
 
     @property
     def context(self) -> BuildContext:
-        """Return the context that components are built with."""
+        """Return what components are built with."""
         return BuildContext.of(self.target, self.drafter)
 
     def engine(self, builder: TreeBuilder) -> SpeculativeEngine:
-        """An engine that always drafts the whole tree."""
-        fixed = Fixed(FixedConfig(), self.context)
-        return SpeculativeEngine(
-            self.target, self.drafter, builder, self.rule, fixed, decoding=self.decoding
-        )
+        """Return the engine with another tree."""
+        return self.base.with_tree(builder)
 
     def write(self, engine: Any, text: Text) -> Generation:
         """Go on from the text's prompt greedily."""
@@ -244,11 +245,11 @@ def measure_costs(
         name: TemplateTree(checked(paths), block, "deterministic")
         for name, paths in shapes(block, nodes, bench.target.vocab_size).items()
     }
-    plain = PlainEngine(bench.target, decoding=bench.decoding)
+    plain = PlainEngine(bench.target, decoding=bench.base.decoding)
     steps: list[Generation] = []
     samples: dict[str, list[Sample]] = {}
     every: dict[str, TreeBuilder] = {**templates, **builders}
-    if bench.decoding.compile != "none":
+    if bench.base.decoding.compile != "none":
         for builder in every.values():
             prepare(bench.engine(builder))
     for turn, part in enumerate([parts[0], *parts]):

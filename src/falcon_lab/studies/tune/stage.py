@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import Experiment
-from falcon_lab.interfaces import BuildContext, TreeBuilder
+from falcon_lab.decoding.assembling import assemble
+from falcon_lab.interfaces import TreeBuilder
 from falcon_lab.measure.engines import Methods, Setup
 from falcon_lab.measure.measurement import PLAIN, Measurement
 from falcon_lab.measure.records import tokens_per_second
@@ -134,11 +135,13 @@ def bench_of(setup: Setup) -> Bench:
     experiment = setup.experiment
     method = next(iter(experiment.evaluation.methods.values()))
     drafter, _ = setup.drafter(method)
-    context = BuildContext.of(setup.target, drafter)
-    node = method.acceptance or experiment.acceptance
-    rule = setup.components.build("acceptance_rule", node, context)
-    target = setup.target.tapped(drafter.taps)
-    return Bench(target, drafter, rule, setup.stop, experiment.decoding)
+    parts = {
+        "tree": experiment.tree,
+        "acceptance": method.acceptance or experiment.acceptance,
+        "controller": {"name": "fixed"},
+    }
+    made = assemble(setup.target, drafter, parts, setup.components, decoding=experiment.decoding)
+    return Bench(made, setup.stop)
 
 
 def _dynamic(components: Components, bench: Bench, limits: Limits) -> TreeBuilder:

@@ -3,7 +3,7 @@ from torch import nn
 
 from fakes.drafters import RandomDrafter
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.compiling import choose_drafter, choose_target
+from falcon_lab.decoding.assembling import choose_drafter, choose_target
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import FalconConfig
