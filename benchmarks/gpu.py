@@ -1,17 +1,17 @@
-"""What must show on a GPU, in three checks that can be called one by one.
+"""Check what a GPU must show, in three parts that can be called one by one.
 
     python benchmarks/gpu.py shape [toy] [contexts=512,8192] [KEY=VALUE]...
     python benchmarks/gpu.py real [toy] [work=runs/gpu] [until=target] [KEY=VALUE]...
     python benchmarks/gpu.py attention [KEY=VALUE]...
 
 ``shape``: Llama 2 7B's shape with random weights. Our plain loop, eager and as CUDA graphs, against
-the machine's floor and Hugging Face's modes; trees against one row; the speculative loop with an
+the machine's floor and Hugging Face's modes; trees against one token; the speculative loop with an
 *assumed* acceptance. ``real``: a target trained from scratch on this machine's Python sources, its
-drafter, and both on ``prompts=FILE``; what ``work`` holds already is not made again, and ``until``
+drafter, and both on ``prompts=FILE``; what ``work`` has already is not made again, and ``until``
 stops after ``target`` or ``drafter``. ``attention`` is ``benchmarks/attention.py``. ``toy`` is the
 same in small, for a CPU.
 
-Keys are those of ``Plan`` in ``benchmarking/gpu_shape.py`` and ``gpu_training.py`` (``tokens``,
+Keys are those of ``Plan`` in ``falcon_bench/gpu_shape.py`` and ``gpu_training.py`` (``tokens``,
 ``nodes``, ``template``, ``accepted``, ``attention``, ``static``; ``minutes``, ``megabytes``,
 ``batch_size``, ``lr``, ``limit``, ``new_tokens``, ``trees``), and those of the model's shape
 (``layers``, ``hidden``, ``intermediate``, ``heads``). Values are JSON, or lists of words between

@@ -54,7 +54,7 @@ def save_recipe(folder: Path, more: str = "") -> Path:
 
 
 def rows(name: str, walls: list[float], accepted: list[int], **more: Any) -> list[Record]:
-    """An engine's rows: one a prompt, each of rounds that accept as told."""
+    """An engine's records: one a prompt, with rounds that accept the given numbers of tokens."""
     tokens = list(range(1 + sum(a + 1 for a in accepted)))
     return [
         row(name, f"p{place}", wall=wall, accepted=accepted, tokens=tokens, **more)

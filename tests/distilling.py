@@ -117,7 +117,7 @@ def weights(module: Distillation) -> dict[str, Tensor]:
 
 
 class Notes(Logger):
-    """A logger that keeps what it is told."""
+    """A logger that stores what it is given."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One packed sequence whose labels can be told by eye."""
+"""One packed sequence whose labels can be checked by eye."""
 
 import torch
 from torch import Tensor

@@ -101,7 +101,7 @@ def row(
     margin: float | None = None,
     text: str = "",
 ) -> Record:
-    """A row whose rounds draft ``depth`` tokens and accept as told."""
+    """A row whose rounds draft ``depth`` tokens and accept the given numbers of tokens."""
     rounds = RoundColumns(
         nodes=[2 * depth] * len(accepted),
         depth=[depth] * len(accepted),

@@ -127,7 +127,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, ran: list[Exp
     monkeypatch.setattr(falcon_lab.experiment, "run", raising(KeyboardInterrupt()))
     result = call("run", "x.yaml")
     assert result.exit_code == 130
-    assert result.stderr.endswith("interrupted; the same command goes on where it stopped\n")
+    assert result.stderr.endswith("interrupted; the same command resumes it\n")
 
 
 def test_ctrl_c_that_lightning_turned_into_an_exit_is_still_ctrl_c(

@@ -1,4 +1,4 @@
-"""The sample distribution works: a plug-in written against the protocols alone needs no more."""
+"""The sample distribution works: a plug-in written against the interfaces alone needs no more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The whole mask against a prefix without one: what reading a tree costs as its context grows.
 
-Shapes: N rows of a tree, P rows of its context.
+Shapes: N nodes of a tree, P tokens of its context.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def bench_shape(
         ``shape``; ``left_out``, kernel -> why it cannot run; ``timings``, each with ``backend``,
         ``context``, ``rows``, ``seconds``, ``over_sdpa`` (sdpa's time over its own) and ``off``
         (the largest difference from sdpa's output); ``picked``, what ``target.attention: auto``
-        would take for these trees of the most rows, as ``[backend, least context]`` or null.
+        would take for these trees of the most nodes, as ``[backend, least context]`` or null.
     """
     facts = (shape.device, shape.dtype, shape.head_size)
     refusals = {kernel.name: kernel.refuses(*facts) for kernel in KERNELS}

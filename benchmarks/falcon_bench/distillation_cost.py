@@ -11,8 +11,8 @@ A benchmark of training as aligned plain text.
 
 Training measured against the same step written straightforwardly.
 
-All loops take the same batches in turns, in one process, and start from the same weights. Ours runs
-under Lightning as it always does; the others are looked after by a callback between its steps.
+All loops train on the same batches in turns, in one process, and start from the same weights. Ours
+runs under Lightning as it always does; the others are looked after by a callback between its steps.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StepCost:
     """Operations of one micro-batch by part; a multiplication and an addition are two.
 
     Counted from shapes, for tokens that are no padding: matrix products with every weight, and
-    attention to the rows that a row sees. A backward pass counts twice its forward pass, through
+    attention to the keys of a query. A backward pass counts twice its forward pass, through
     the head once, whose weights are frozen. The teacher reads each token once, however often the
     student studies it.
 
@@ -302,9 +302,9 @@ def format_memory(found: Sequence[Mapping[str, Any]]) -> str:
 
 OURS = "ours"
 LADDER = {
-    "straightforward, one document a row": Manner(alone=True, teach_each=True),
+    "straightforward, one document a sequence": Manner(alone=True, teach_each=True),
     "straightforward": Manner(padded=True, teach_each=True),
-    "+ documents in lanes": Manner(teach_each=True),
+    "+ documents in streams": Manner(teach_each=True),
     "+ one teacher pass for all phases": Manner(),
 }
 """From the straightforward way to ours, one difference a row. What is left between the last of them

@@ -30,7 +30,7 @@ from falcon_lab.studies.bench.loops import HF, HF_LOOKUP, PLAIN
 
 
 def bench_real(plan: Plan, folder: Path, until: str, announce: Announce) -> dict[str, Any] | None:
-    """Go on from what the folder holds.
+    """Continue from what the folder has.
 
     Args:
         plan: what, and for how long.

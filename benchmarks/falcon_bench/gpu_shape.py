@@ -5,7 +5,7 @@ depends on weights, and is never measured here.
 
 What a GPU makes of a large model's shape: how far from its floor, and what drafting would bring.
 
-Weights are random: speed is measured, acceptance is assumed, and says so wherever it is named.
+Weights are random: speed is measured, acceptance is assumed, and marked so wherever it is named.
 
 Shapes: C tokens of context, N nodes of a tree, V vocabulary.
 
@@ -196,7 +196,7 @@ def bench_shape(
         graphs = target.compiled(tell, recorder=recorder)
         drafter = drafter.compiled(tell, recorder=recorder)
     else:
-        tell(f"there are no CUDA graphs on {device.type}: rows of that name are eager too")
+        tell(f"there are no CUDA graphs on {device.type}: passes of that name are eager too")
     bench = Bench(plan, target, graphs, theirs, drafter, cost, machine, announce)
     return {
         **header,
@@ -373,9 +373,9 @@ LOOPS = (
 PASSES = (
     Column("rows", "nodes"),
     Column("graphs ms", "graphs", decimals(3)),
-    Column("× one row", "graphs_over_one", decimals(2)),
+    Column("× one token", "graphs_over_one", decimals(2)),
     Column("eager ms", "eager", decimals(3)),
-    Column("× one row", "eager_over_one", decimals(2)),
+    Column("× one token", "eager_over_one", decimals(2)),
     Column("floor ms", "floor", decimals(3)),
 )
 ASSUMED = (
@@ -441,7 +441,7 @@ def verdicts(results: Mapping[str, Any]) -> list[str]:
         last = found["passes"][-1]
         over = last["graphs_over_one"]
         lines.append(
-            _verdict(f"{where}: {last['nodes']} rows in {over:.2f}× one", over <= 1.15, "1.15")
+            _verdict(f"{where}: {last['nodes']} nodes in {over:.2f}× one", over <= 1.15, "1.15")
         )
         worst = max((row["overhead"] for row in found["assumed"]), default=None)
         if worst is not None:

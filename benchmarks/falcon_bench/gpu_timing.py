@@ -71,7 +71,7 @@ def rates(
         tokens: new tokens, at least two.
         repeats: timed turns.
         reading: the time of its first token is taken for that of opaque engines, whose first token
-            cannot be told from the others.
+            cannot be distinguished from the others.
         announce: is called with one line for the user at a time.
     """
     taken: dict[str, list[tuple[float, Generation]]] = {name: [] for name in engines}

@@ -157,7 +157,7 @@ def format_scaling(results: Mapping[str, Any]) -> str:
 
 
 AXES = {
-    "nodes": "nodes of a tree, rows of new blocks",
+    "nodes": "nodes of a tree, tokens of new blocks",
     "context": "positions before",
     "batch": "sequences",
     "vocabulary": "entries of the vocabulary",

@@ -1,4 +1,4 @@
-"""A training step written straightforwardly, to measure ``distillation/`` against.
+"""A training step written straightforwardly, to measure ``falcon_lab.distill`` against.
 
 It is the step of the official code (``train/glance.py`` of Falcon's release), with what that code
 gets wrong put right so that the same loss comes out: an LSTM that recurs, blocks of random phase,
@@ -6,7 +6,7 @@ the same random numbers. What it keeps of the official way: float32 logits over 
 vocabulary, of the student and of the teacher, for every row, those that do not count and padding
 too, in the glance pass and once more for the loss; plain softmax, logarithm and products over all
 of them, masked at the end; a teacher pass for every phase that is studied; accuracy in every step;
-and, where asked for, each document on a padded row of its own. (The official code reads the
+and, where asked for, each document as a padded sequence of its own. (The official code reads the
 teacher's features from disk and has one document a step; here they are computed on line, as ours
 are.)
 
@@ -49,7 +49,7 @@ class Manner:
     """What of the official way is kept, beside the logits.
 
     Attributes:
-        alone: each document has a row of its own, padded to the longest.
+        alone: each document has a sequence of its own, padded to the longest.
         padded: the LSTM runs over one padded sequence a document.
         teach_each: a teacher pass for every phase that is studied.
     """
@@ -187,7 +187,7 @@ def drafter_of(module: Distillation, manner: Manner) -> FalconDrafter:
 
 
 def one_document_a_row(batch: Batch) -> Batch:
-    """The documents of packed rows, each on a row of its own, as long as the longest of them."""
+    """Return packed documents, each as a sequence of its own, as long as the longest of them."""
     real = batch.documents >= 0
     runs = find_documents(batch.documents)
     used, row = torch.unique(runs.number[real], return_inverse=True)

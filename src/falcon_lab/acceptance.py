@@ -87,7 +87,8 @@ class Greedy(AcceptanceRule):
                 "'auto' or 'sampling', or set evaluation.temperature=0"
             )
         best = logits.argmax(-1)
-        # The root's parent is -1, so it looks at the last node's argmax; it is right anyway.
+        # The root's parent is -1, so it is compared with the last node's argmax; it is accepted
+        # anyway.
         wrong = tree.tokens != best[tree.parents]
         wrong[0] = False
         refused = (tree.ancestors & wrong).any(-1)
@@ -126,7 +127,7 @@ def accept_deterministic(
     """Apply the one-hot rule: try siblings in order, x with probability p[x]; else remove x from p.
 
     A sibling is then accepted with p[x] in all, and what is drawn after all of them were refused
-    is p without them. That is a draw from p which goes on below the sibling it hits, and is done
+    is p without them. That is a draw from p which continues below the sibling it hits, and is done
     so: a round takes as many draws as tokens, in the order in which plain decoding takes them, so
     that a seed gives both the same text.
     """

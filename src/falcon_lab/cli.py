@@ -56,8 +56,8 @@ class Commands(click.Group):
 
 
 def interrupted(ctx: click.Context) -> None:
-    """Name how to go on after Ctrl-C, and exit with the shell's code for it."""
-    again = "; the same command goes on where it stopped"
+    """Name how to resume after Ctrl-C, and exit with the shell's code for it."""
+    again = "; the same command resumes it"
     resumable = ctx.invoked_subcommand in ("run", "compare")
     click.echo(f"\nfalcon-lab: interrupted{again if resumable else ''}", err=True)
     ctx.exit(INTERRUPTED)

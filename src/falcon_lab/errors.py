@@ -31,7 +31,7 @@ class ConfigError(FalconLabError):
     """
 
     def __init__(self, key: str, problem: str, source: str = "") -> None:
-        # The command line promises one line, and some of the libraries' messages are longer.
+        # The command line prints one line, and some of the libraries' messages are longer.
         self.key, self.problem, self.source = key, " ".join(problem.split()), source
         super().__init__(": ".join(part for part in (source, key, self.problem) if part))
 

@@ -6,7 +6,7 @@
 4. evaluate  plain and speculative decoding, paired, on prompts
 5. report    results.json, report.html, the drafter's card, W&B
 
-Each stage leaves its product in the run folder, so that a killed run goes on where it stopped and
+Each stage leaves its product in the run folder, so that a killed run resumes where it stopped and
 ``stages=[evaluate]`` uses the drafter that is there.
 """
 

@@ -1,8 +1,8 @@
 """The ``lightning`` command: ``lightning run X.yaml`` is ours, all else is handed on.
 
 Several distributions install a command of this name, and the last one installed owns the file. Ours
-takes exactly the calls that no other understands, and gives the rest to the other owner as they
-came. ``falcon-lab run X.yaml`` is the same, under a name that nobody else can take.
+handles exactly the calls that no other understands, and passes the rest to the other owner as they
+came. ``falcon-lab run X.yaml`` is the same, under a name that no other package has.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Ten
     """Return KL(p || q) and -log q[label] of each row, q being the drafter's distribution.
 
     Both come from one softmax of each. Three tensors of logits' size live in the forward pass and
-    two go on to the backward pass; plain operations take about twice as many, and most of the time
-    of a large vocabulary is their memory traffic.
+    two are kept for the backward pass; plain operations take about twice as many, and most of the
+    time of a large vocabulary is their memory traffic.
 
     Args:
         student: ``[n, V]`` logits, to which gradients flow.

@@ -220,5 +220,5 @@ def keep_to_one_device(experiment: Experiment) -> None:
     if not alone or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise FalconLabError(
             f"trainer.devices is {devices}: heads and seeds are trained one after another on one "
-            "device; to train on several, run each by itself with seeds=[], then compare the runs"
+            "device; to train on several, run each alone with seeds=[], then compare the runs"
         )

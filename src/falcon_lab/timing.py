@@ -1,8 +1,8 @@
 """Time work fairly: one stopwatch that waits for the device, and one rotation of turns.
 
 A GPU works on behind the host's back, so a clock that does not wait for it times the launches
-alone. A machine is disturbed now and then, so what is compared takes turns, and nobody is always
-the first.
+alone. A machine is disturbed now and then, so what is compared takes turns, in an order that
+rotates.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def find_checkpoint(folder: Path) -> Path | None:
         damaged.append(path)
     if damaged:
         raise FalconLabError(
-            f"{damaged[0]} is damaged and there is no earlier checkpoint to go on from; delete "
+            f"{damaged[0]} is damaged and there is no earlier checkpoint to resume from; delete "
             f"{folder} to train from the start"
         )
     return None

@@ -20,7 +20,7 @@ ROOT = Frontier.root(torch.device("cpu"))
 
 
 class Counting(nn.Module, Drafter):
-    """Remembers, in place, what it was told; has weights, a buffer, a module and a target."""
+    """Remembers, in place, what it observed; has weights, a buffer, a module and a target."""
 
     needs = frozenset({"features"})
 

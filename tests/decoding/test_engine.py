@@ -74,7 +74,7 @@ def test_greedy_output_is_plain_decodings_for_any_tree_and_length(
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_drafter_is_told_every_token_and_the_feature_before_it(block: int) -> None:
     class Told(OracleDrafter, TableDrafter):
-        """An oracle that checks what it is told."""
+        """An oracle that checks what it observes."""
 
     for prompt in ([3], [1, 2, 3, 4]):
         truth = prompt + plain(TARGET, prompt, 30).tokens
@@ -168,7 +168,7 @@ def test_a_builder_without_nodes_asks_no_drafter() -> None:
 
 
 class Impatient(Fixed):
-    """Stops after the first pass, and remembers what it was told."""
+    """Stops after the first pass, and remembers what it observed."""
 
     def __init__(self) -> None:
         super().__init__(FixedConfig(), CONTEXT)

@@ -27,7 +27,7 @@ VOCAB = 12
 
 
 class Told(OracleDrafter, TableDrafter):
-    """An oracle that checks what it is told, and notes how much was still to come."""
+    """An oracle that checks what it observes, and notes how much was still to come."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

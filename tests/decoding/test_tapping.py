@@ -1,4 +1,4 @@
-"""A drafter that taps layers is told of their hidden states, whoever tells it."""
+"""A drafter that taps layers observes their hidden states, in every way of decoding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def states(tokens: list[int]) -> Tensor:
 
 
 class Tapping(OracleDrafter):
-    """Compares what it is told with what the model says of its text."""
+    """Compares what it observes with what the model computes of its text."""
 
     taps = TAPS
     needs = frozenset[str]()

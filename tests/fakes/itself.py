@@ -1,4 +1,4 @@
-"""A drafter that is the target itself, for any k, as good as it is told to be.
+"""A drafter that is the target itself, for any k, as good as it is configured to be.
 
 Shapes: F frontier blocks, k block, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The paired measurement, with engines that do as they are told."""
+"""The paired measurement, with engines of prescribed answers."""
 
 from __future__ import annotations
 

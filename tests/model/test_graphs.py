@@ -117,7 +117,7 @@ def test_without_graphs_it_goes_on_and_says_why_once(after: int) -> None:
         assert torch.allclose(text(with_graphs, prompt), text(target, prompt), atol=ATOL)
     assert recorder.tried == after + 1
     assert said == [
-        "target: no CUDA graphs, decoding goes on without "
+        "target: no CUDA graphs, decoding continues without "
         "(operation not permitted when stream is capturing)"
     ]
 

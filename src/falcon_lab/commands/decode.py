@@ -68,7 +68,7 @@ class Stream:
         self.seconds += watch.wall
 
     def finish(self) -> None:
-        """Write what was held back, and end the line."""
+        """Write what was buffered, and end the line."""
         text = self._stop.text(self._tokens)
         click.echo(text[self._written :])
 
@@ -86,7 +86,7 @@ class Stream:
 @click.command(context_settings=OVERRIDABLE)
 @engine_settings
 @drafter_option
-@click.option("--prompt", help="The text to go on from; read from stdin when left out.")
+@click.option("--prompt", help="The text to continue; read from stdin when left out.")
 @no_color_option(help="Do not colour accepted draft tokens.")
 @overrides_argument
 def generate(

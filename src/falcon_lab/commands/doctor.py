@@ -68,7 +68,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, one finding at a time; imports torch."""
+    """Check everything, one finding at a time; imports torch."""
     yield Finding("falcon-lab", __version__)
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     versions = [package(name) for name in REQUIRED]
@@ -83,7 +83,7 @@ def examine() -> Iterator[Finding]:
 
 
 def package(name: str) -> Finding:
-    """Look for a required package."""
+    """Check for a required package."""
     try:
         found = version(name)
     except PackageNotFoundError:
@@ -108,7 +108,7 @@ def devices() -> Iterator[Finding]:
 
 
 def optional_packages() -> Iterator[Finding]:
-    """Look for packages that are used where they are there."""
+    """Check for optional packages."""
     try:
         yield Finding("datasets", version("datasets"))
     except PackageNotFoundError:
@@ -117,7 +117,7 @@ def optional_packages() -> Iterator[Finding]:
 
 
 def flash_attn() -> Finding:
-    """Look for FlashAttention 2 as its own package."""
+    """Check for FlashAttention 2 as its own package."""
     from falcon_lab.model.attention.flash_attn import absence
 
     return Finding("flash-attn", absence() or "usable")
@@ -153,7 +153,7 @@ def allow_list() -> str:
 
 
 def cache() -> Finding:
-    """Look at the folder of targets that were trained once."""
+    """Check the folder of targets that were trained once."""
     folder = cache_folder()
     if not folder.exists():
         return Finding("cache", f"{folder} (empty)")
@@ -164,7 +164,7 @@ def cache() -> Finding:
 
 
 def lightning_script() -> Finding:
-    """Look whether the command ``lightning`` is ours: pip lets the last one installed have it."""
+    """Check whether the command ``lightning`` is ours: pip lets the last one installed have it."""
     try:
         ours = distribution(OURS)
     except PackageNotFoundError:

@@ -76,7 +76,7 @@ def compare(words: Sequence[str], dry_run: bool) -> None:
     """Train and measure drafter heads on equal terms: a YAML with heads, or runs that are there.
 
     Every head is trained once a seed, as an ordinary run; then all drafters answer the same prompts
-    in one process, in turns, at equal node budgets. The same command goes on where it stopped.
+    in one process, in turns, at equal node budgets. The same command resumes it.
     """
     first, rest = first_and_rest(words, "a comparison's YAML, or runs")
     if is_yaml(first):

@@ -151,8 +151,8 @@ class DistillationConfig:
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""
     unroll: int = ranged(1, least=1)
-    """Passes that the student is trained on: each after the first goes on from the features that it
-    predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
+    """Passes that the student is trained on: each after the first continues from the features that
+    it predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
     Falcon's paper). The loss is a mean over the rows of all passes."""
     unroll_decay: float = ranged(1.0, above=0, most=1)
     """Weight of a row in the loss falls by this factor from pass to pass; EAGLE-3's is 0.8."""
@@ -184,7 +184,8 @@ class DecodingConfig:
     is what the device has free."""
     compile: str = choice("none", ("none", "drafter", "all"))
     """``drafter`` or ``all`` (the target's steps and verifications too): compile the passes of
-    decoding for a few numbers of rows, the first time for up to a minute each. On a GPU they become
+    decoding for a few numbers of tokens, the first time for up to a minute each. On a GPU they
+    become
     CUDA graphs, within a second; one sequence is then decoded at a time."""
 
 

@@ -32,7 +32,7 @@ class Accepted:
     def __init__(self, decided: Tensor, values: list[int]) -> None:
         """Read ``[2P + 1]``: the path, the tokens along it and the next one; and as a list."""
         width = len(values) // 2
-        # A path only ever goes on to larger numbers; where it stops doing so it is padding.
+        # The numbers of a path increase; from where they stop doing so it is padding.
         length = 1 + sum(after > before for before, after in pairwise(values[:width]))
         self.path = values[:length]
         self.listed = [*values[width + 1 : width + length], values[-1]]
@@ -81,7 +81,7 @@ def _decide(
 ) -> Acceptance | PaddedAcceptance:
     """Let a rule accept a path of a tree, without waiting for the device if it can.
 
-    It never sees the tree's auxiliary nodes, so that none can be accepted.
+    It is never given the tree's auxiliary nodes, so that none can be accepted.
     """
     if tree.auxiliary:
         tree, logits = tree.drafts, logits[: tree.drafted + 1]

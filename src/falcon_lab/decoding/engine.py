@@ -62,7 +62,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def max_nodes(self) -> int:
-        """Most positions that a round takes beyond the text."""
+        """Most positions that a round needs beyond the text."""
 
     @abstractmethod
     def rounds(
@@ -72,11 +72,11 @@ class Engine(ABC):
 
     @abstractmethod
     def drafter_bytes(self, length: int) -> int:
-        """Return the memory that drafting for a sequence of that length takes."""
+        """Return the bytes that drafting for a sequence of that length needs."""
 
     @property
     def drafter_allocated(self) -> int:
-        """Memory that the drafter keeps from one sequence to the next."""
+        """Return the bytes that the drafter reserves from one sequence to the next."""
         return 0
 
     @torch.inference_mode()
@@ -229,7 +229,7 @@ class _Places:
         for place in reversed(range(len(self.sequences))):
             while place < len(self.sequences) and self.sequences[place].ended:
                 yield self.sequences[place]
-                self._clock.start()  # the time of whoever takes the texts is not decoding's
+                self._clock.start()  # the time of the caller is not part of decoding
                 if self._waiting:
                     self.sequences[place] = self._admit(place)
                 else:
@@ -326,5 +326,5 @@ class SpeculativeEngine(Engine):
 
     @property
     def drafter_allocated(self) -> int:
-        """Memory that the drafter keeps from one sequence to the next."""
+        """Return the bytes that the drafter reserves from one sequence to the next."""
         return self.drafter.kv_allocated

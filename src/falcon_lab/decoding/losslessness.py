@@ -176,7 +176,7 @@ def sampled_distance(
         samples: S, of each set and prompt.
         tokens: new tokens that count.
         joint: compare all of them at once, which sees more on a vocabulary of a few tokens; else
-            each position by itself. The first token comes from the prompt alone, whatever the
+            each position alone. The first token comes from the prompt alone, whatever the
             drafter does, and is left out then.
         seed: of everything.
         confidence: of the interval.

@@ -19,7 +19,7 @@ from falcon_lab.errors import FalconLabError
 GIB = 2**30
 
 SMALL = 2**24
-"""Bytes that are allocated without a check, which takes a tenth of a millisecond."""
+"""Bytes that are allocated without a check, which costs a tenth of a millisecond."""
 
 UNLIMITED = 2**60
 """Bytes that no machine has; version 1 of the control groups says "no limit" so."""

@@ -40,7 +40,7 @@ class StopCondition:
         self.strings = tuple(strings)
         self.tokenizer = tokenizer
         # A token spells at least one byte, so a stop string ends within as many of them. The few
-        # more give tokenizers that look at a token's neighbours something to look at.
+        # more give tokenizers that depend on a token's neighbours the neighbours they need.
         self._window = max((len(text.encode()) for text in self.strings), default=0) + 8
 
     def reason(self, tokens: list[int]) -> Finish | None:
@@ -108,11 +108,11 @@ def begin(
     Prompt and continuation together are at most ``max_positions`` tokens.
 
     Raises:
-        FalconLabError: the prompt is empty or leaves no room, or no token is asked for.
+        FalconLabError: the prompt is empty or leaves no room, or no token is requested.
     """
     if len(prompt) == 0:
         raise FalconLabError(
-            "the prompt is empty; a target needs one token to go on from (its begin-of-sequence "
+            "the prompt is empty; a target needs one token to continue (its begin-of-sequence "
             "token, for instance)"
         )
     if max_new_tokens < 1:

@@ -42,11 +42,11 @@ class TargetSequences(Protocol):
         ...
 
     def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
-        """Read a tree for every sequence; node i is row i of its output."""
+        """Read a tree for every sequence; output i is that of node i."""
         ...
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
-        """Keep of every tree the path that was accepted."""
+        """Commit the accepted path of every tree."""
         ...
 
 
@@ -92,7 +92,7 @@ class OneSequence:
         return [self._target.verify(trees[0], self._cache)]
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
-        """Keep a path of it."""
+        """Commit a path of the tree."""
         self._cache.commit((self._start,), (accepted[0].path,), (accepted[0].nodes,))
 
 
@@ -133,5 +133,5 @@ class ManySequences:
         return output.split([tree.nodes for tree in trees])
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
-        """Keep a path of each."""
+        """Commit a path of each tree."""
         self._cache.commit(self._cache.lengths, [one.path for one in accepted])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from falcon_lab.model.target import Target
 
 Observe = Callable[[LabelledRows, dict[str, Tensor]], None]
-"""Takes a chunk's rows and terms, without gradient."""
+"""Called with a chunk's rows and terms, without gradient."""
 MIB = 2**20
 FLOAT32 = 4
 
@@ -41,7 +41,7 @@ def rows_per_chunk(vocabulary: int, mebibytes: int) -> int:
 
 
 class Teacher:
-    """The target's features of a batch, and its logits where they are asked for.
+    """The target's features of a batch, and its logits where they are needed.
 
     Args:
         target: the frozen target.
@@ -127,7 +127,7 @@ class ChunkedLoss:
     Args:
         objective: names and computes the terms.
         teacher: of the step.
-        generator: for labels that are drawn. Its state runs on from chunk to chunk, so that with
+        generator: for labels that are drawn. Its state continues from chunk to chunk, so that with
             one draw a row the draws do not depend on the chunks.
         observe: is given every chunk once.
     """

@@ -129,7 +129,7 @@ class Distillation(LightningModule):
         """Log the gradient's norm; refuse one that is not finite."""
         gradients = [p.grad for p in self.drafter.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
-        if self.trainer.precision != "16-mixed":  # whose scaler skips such steps by itself
+        if self.trainer.precision != "16-mixed":  # whose scaler skips such steps itself
             self._refuse_bad("gradient", norm)
         self.log("train/grad_norm", norm, rank_zero_only=True, batch_size=1)
 

@@ -116,7 +116,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
 
     @property
     def kv_allocated(self) -> int:
-        """Return the memory that is allocated already, and that the next sequence takes over."""
+        """Return the memory that is allocated already, and that the next sequence reuses."""
         return self._pass.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:

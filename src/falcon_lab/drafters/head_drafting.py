@@ -35,7 +35,7 @@ from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.masks import send
 from falcon_lab.model.passes import ForwardPass, NewPositions
 
-CAPACITY = 512  # positions of a cache when nobody has said how long the sequence will get
+CAPACITY = 512  # positions of a cache where the length of the sequence is unknown
 PIECE = 2048  # tokens of one pass over a prompt, so that no mask is larger than [1, PIECE, S]
 
 

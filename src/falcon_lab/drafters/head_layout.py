@@ -73,7 +73,7 @@ class Layout:
     def whole(self, length: int, total: int) -> int:
         """Return how many of L tokens see no further than L, when ``total`` will be there."""
         block = 1 if self._queries else self._block
-        stop = min(length, total - self._block)  # the last k are asked for predictions
+        stop = min(length, total - self._block)  # the last k predict
         return stop - (stop - total if self._aligned else stop) % block
 
     def behind(self, length: int) -> int:

@@ -138,7 +138,7 @@ class HeadForward(Forward):
         return few and max(sequences, length) <= LONGEST
 
     def with_indices(self, inputs: Inputs) -> Inputs:
-        """Add the token after which the state is asked for, and the positions that predict."""
+        """Add the token after which the state is needed, and the positions that predict."""
         sequences, length = inputs[0].shape
         new = inputs[2].shape[0] + sequences * length
         predicting = self._index[new - sequences * self.drafter.block : new]

@@ -88,7 +88,7 @@ def branch(state: State | None, parents: Tensor) -> State | None:
 
 
 def split_state(state: State | None, count: int) -> list[State | None]:
-    """Return the state of every sequence by itself."""
+    """Return the state of each sequence."""
     if state is None:
         return [None] * count
     return list(zip(state[0].split(1, dim=1), state[1].split(1, dim=1), strict=True))

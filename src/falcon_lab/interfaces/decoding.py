@@ -86,7 +86,7 @@ class DraftOutput:
         features: ``[F, n, H]`` predicted features, if there are any.
         all_proposed: no token is marked so, which saves a wait for the device.
         paths: whole paths of tokens below the root, best first, of a drafter that has such (one
-            that looks them up); the tree builder ``paths`` takes them. None: it never has any.
+            that looks them up); the tree builder ``paths`` uses them. None: it never has any.
     """
 
     logits: Tensor

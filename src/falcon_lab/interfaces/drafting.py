@@ -214,7 +214,7 @@ class Drafter(ABC):
 
         Args:
             tree: the draft tokens and, behind them, the auxiliary nodes.
-            logits: ``[N, V]``, one row a node.
+            logits: ``[N, V]``, one distribution a node.
             acceptance: what was accepted of the draft tokens.
         """
 

@@ -66,7 +66,7 @@ class Setup:
 
     Attributes:
         experiment: says how.
-        target: verifies; as it decodes, on its device and compiled where that is asked for.
+        target: verifies; as it decodes, on its device and compiled where configured.
         components: builds the parts.
         announce: is called with one line for the user at a time.
     """
@@ -114,7 +114,7 @@ class Setup:
             trained: folder of the run's own drafter.
 
         Returns:
-            The drafter, compiled where that is asked for, and the node that describes it.
+            The drafter, compiled where configured, and the node that describes it.
 
         Raises:
             FalconLabError: it is not there, or was trained for another target.

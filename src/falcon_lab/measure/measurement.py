@@ -57,7 +57,7 @@ class Measurement:
 
     Attributes:
         records: method -> its records, in the order of the prompts; methods in the table's.
-        lossless: method -> what its rule promises.
+        lossless: method -> whether its rule is lossless.
         repeats: timed passes over the prompts.
         warmup: prompts that every method decoded before.
     """
@@ -93,7 +93,7 @@ def measure(
         hf: Hugging Face's engine, a method of its own beside plain decoding.
         logits: for the margin at the first token that differs from plain decoding.
         on_progress: None draws a progress bar.
-        journal: with it a measurement goes on where another one of the same stopped. A prompt that
+        journal: with it the measurement resumes where an equal one stopped. A prompt that
             some method had not answered is answered by all of them again: what is compared was
             measured side by side, in one process.
 

@@ -175,7 +175,7 @@ def summarise(
     Args:
         records: the method's, one a prompt.
         plain: plain decoding's records of the same prompts; None leaves the speed-up out.
-        lossless: what the acceptance rule promises.
+        lossless: whether the acceptance rule is lossless.
         seed: of the bootstrap.
     """
     rounds = sum((record.rounds for record in records), RoundColumns())

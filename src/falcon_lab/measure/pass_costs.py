@@ -58,7 +58,7 @@ class Sizes:
     """States what grows, and what the rest is meanwhile.
 
     Attributes:
-        nodes: N, and the rows F·k of a drafter's later pass.
+        nodes: N, and the F·k predictions of a drafter's later pass.
         contexts: C.
         batches: B.
         vocabularies: V.
@@ -105,7 +105,7 @@ def timed_passes(
 
 
 def along_nodes(target: Target, drafter: Drafter, sizes: Sizes) -> Iterator[TimedPass]:
-    """Make passes over a tree of N nodes, and over F blocks of k rows below the root."""
+    """Make passes over a tree of N nodes, and over F blocks of k tokens below the root."""
     for nodes in sizes.nodes:
         yield verifying(target, "nodes", nodes, sizes.context, nodes)
     root = Frontier.root(target.device)

@@ -160,7 +160,7 @@ def _from_hub(name: str) -> Iterator[Prompt]:
     except Exception as error:  # the network, the hub and the cache have many ways to fail
         raise FalconLabError(
             f"evaluation.prompts.name={name}: cannot load {where[0]} from the hub "
-            f"({type(error).__name__}: {first_line(error)}); go on line once, {instead}"
+            f"({type(error).__name__}: {first_line(error)}); connect once, {instead}"
         ) from error
     for number, row in enumerate(rows):
         yield parse_prompt({"category": name, **convert(row, number)})

@@ -47,7 +47,7 @@ def header(
         device: where it runs, without a target.
         dtype: of the tensors, without a target.
         threads: CPU threads while measuring; None asks torch.
-        folder: is asked for the git state; None is the current one.
+        folder: whose git state is read; None: the current one.
 
     Returns:
         ``date``, ``command``, ``versions``, ``hardware`` and ``git``.

@@ -47,7 +47,7 @@ def build_results(
         header: from ``provenance.header``.
         components: method -> kind -> name, distribution and version.
         headline: the method that the first sentence of the report and the sweep's metric are
-            about; None takes the fastest lossless one of those that use the run's own drafter, if
+            about; None: the fastest lossless one of those that use the run's own drafter, if
             any does.
         labels: method -> what it is, in a few words.
         left_out: method -> why it was not measured.

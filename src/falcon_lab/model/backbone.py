@@ -1,8 +1,8 @@
 """The decoder blocks of a Hugging Face model, called with explicit positions, mask and cache.
 
 The target and the drafter's decoder blocks are both one of these. Nothing is patched: a base
-model takes a ready-made 4-D mask, or a mapping of them where its layers differ in kind. Decoding
-takes the short way through Llama-like layers (``lean.py``).
+model accepts a ready-made 4-D mask, or a mapping of them where its layers differ in kind. Decoding
+goes the short way through Llama-like layers (``lean.py``).
 
 Shapes: B batch, T new tokens, S keys (cached ones and the new ones), L tapped layers, H hidden.
 """
@@ -30,7 +30,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Taps:
-    """Keeps the hidden states of some layers while a pass goes through all of them.
+    """Collects the hidden states of some layers while a pass goes through all of them.
 
     Args:
         layers: which.
@@ -41,12 +41,12 @@ class Taps:
         self._seen: dict[int, Tensor] = {}
 
     def see(self, layer: int, rows: Tensor) -> None:
-        """Keep ``[B, T, H]`` if the layer is one of those wanted."""
+        """Store ``[B, T, H]`` if the layer is one of those wanted."""
         if layer in self.layers:
             self._seen[layer] = rows
 
     def see_all(self, states: Sequence[Tensor] | None, count: int) -> None:
-        """Keep those wanted of a Hugging Face model's ``hidden_states``.
+        """Store those wanted of a Hugging Face model's ``hidden_states``.
 
         Args:
             states: of every layer, the embeddings first.
@@ -73,7 +73,7 @@ class Backbone(nn.Module):
         config: its (text) configuration.
         kinds: the kinds of attention among its layers, ``full_attention`` or
             ``sliding_attention``.
-        window: positions that a sliding layer sees, or None.
+        window: positions that a sliding layer attends to, or None.
         lean: the short way through the layers, or None.
 
     Args:
@@ -121,7 +121,7 @@ class Backbone(nn.Module):
 
     @property
     def layout(self) -> KVLayout:
-        """Return what a cache keeps of every position, with the weights as they are now.
+        """Return what a cache stores of every position, with the weights as they are now.
 
         Found once, by a pass over one token.
         """
@@ -166,7 +166,7 @@ class Backbone(nn.Module):
             cache: earlier keys and values, to which the new ones are appended.
             causal: ``mask`` is ``[1, T, T]`` and a text's own, which some kernels know by
                 themselves.
-            taps: takes the hidden states of layers on the way.
+            taps: collects the hidden states of layers on the way.
 
         Returns:
             ``[B, T, H]``.
@@ -177,7 +177,7 @@ class Backbone(nn.Module):
         lean = None if cache is None or torch.is_grad_enabled() else self.lean
         causal = causal and self.window is None
         backend = self._backend(mask, new, seen, causal)
-        masks = None  # the short way needs none where every row sees every key
+        masks = None  # the short way needs none where every token attends to every key
         if lean is None or mask is not None or self.window is not None:
             narrow = backend is not None
             masks = self._masks(mask, positions, cache, new, seen, dtype, narrow=narrow)
@@ -212,7 +212,7 @@ class Backbone(nn.Module):
         return self(**inputs, taps=taps), taps.stacked()
 
     def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
-        """Return what takes a mask of the last keys in this pass; None: whole masks are needed."""
+        """Return what accepts a mask of the last keys in this pass; None: it needs whole masks."""
         backend = backend_of(self.implementation)
         if backend is None or mask is None or causal:
             return backend
@@ -238,7 +238,7 @@ class Backbone(nn.Module):
     ) -> Any:
         """Return the mask in the kernel's form; one for each kind of layer where there are several.
 
-        ``narrow``: full attention takes a mask of the last keys as it is.
+        ``narrow``: full attention accepts a mask of the last keys as it is.
         """
         if self.window is None and mask is None:
             return self._see_all(new, 0 if narrow else seen, dtype, positions.device)

@@ -274,7 +274,8 @@ def floor_of(keys: int, least: int = STEP) -> int:
 class GraphPass(ForwardPass):
     """A forward replayed as CUDA graphs, one for each of the padded shapes that come.
 
-    Captured once or never: what cannot be captured goes through the module, and says so once.
+    Captured once or never: what cannot be captured goes through the module, which is announced
+    once.
 
     Args:
         forward: its weights are read where they are now; move it before.

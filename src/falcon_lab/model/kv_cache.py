@@ -27,7 +27,7 @@ from falcon_lab.model.masks import send
 class KVCache(Cache):
     """Keys and values of one sequence, written, moved and dropped in place.
 
-    A forward pass appends its n tokens at ``length``. ``commit`` keeps a path of what was read
+    A forward pass appends its n tokens at ``length``. ``commit`` retains a path of what was read
     after a point and ``truncate`` drops the newest. Memory is allocated at the first update, when
     the shapes are known. (A batch of sequences of one length works alike.)
 
@@ -40,7 +40,7 @@ class KVCache(Cache):
     Args:
         layers: L.
         capacity: C.
-        layout: what every layer keeps; without it all are taken for like the first that comes,
+        layout: what every layer stores; without it all are taken for like the first that comes,
             and one that is not gets memory of its own beside the share that it leaves unused.
         most: positions up to which ``reserve`` doubles the capacity; beyond them it grows to what
             is needed and no further. None: the capacity never changes.
@@ -134,7 +134,7 @@ class KVCache(Cache):
         paths: Sequence[Sequence[int]],
         nodes: Sequence[Tensor] = (),
     ) -> None:
-        """Keep the path of every sequence's tree, in place, and drop the rest of the tree.
+        """Commit the path of every sequence's tree, in place, and drop the rest of the tree.
 
         Sequence b keeps position ``starts[b] + paths[b][i]`` as ``starts[b] + i``.
 
@@ -149,7 +149,7 @@ class KVCache(Cache):
         self._set_lengths([start + len(path) for start, path in zip(starts, paths, strict=True)])
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` positions."""
+        """Truncate to the first ``length`` positions."""
         if not 0 <= length <= self.length:
             raise FalconLabError(f"cannot keep {length} of the KV cache's {self.length} positions")
         self._set_length(length)
@@ -200,7 +200,7 @@ class KVCache(Cache):
         return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return how many keys a query of that length sees, and their offset."""
+        """Return how many keys a query of that length attends to, and their offset."""
         return self.length + int(query_length), 0
 
     def hand_over(self) -> Self:
@@ -213,7 +213,7 @@ class KVCache(Cache):
         return other
 
     def reset(self) -> None:
-        """Forget all positions and keep the memory."""
+        """Drop all positions; the memory stays allocated."""
         self._set_length(0)
 
     def _move(
@@ -300,7 +300,7 @@ class BatchCache(KVCache):
         layers: L.
         places: B.
         capacity: C, the new tokens of the widest pass counted.
-        layout: what every layer keeps, as for ``KVCache``.
+        layout: what every layer stores, as for ``KVCache``.
     """
 
     def __init__(
@@ -361,9 +361,9 @@ class BatchCache(KVCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write ``[R, G, n, D]`` states to a layer; return what the pass sees, ``[R, G, S, D]``.
+        """Write ``[R, G, n, D]`` states to a layer; return the layer's of all keys.
 
-        S reaches to the end of the longest sequence.
+        ``[R, G, S, D]`` each, where S reaches to the end of the longest sequence.
 
         Raises:
             FalconLabError: they do not fit.
@@ -385,7 +385,7 @@ class BatchCache(KVCache):
         """Note where the n tokens of the coming pass stand in their texts, ``[R, n]``.
 
         Returns:
-            ``[R, S]``, the same of all tokens that it sees.
+            ``[R, S]``, the same of all tokens that it attends to.
         """
         table = self.position_table(positions)
         goal = self._target(1, positions.shape[1], table.device)

@@ -1,4 +1,4 @@
-"""What a KV cache keeps of every position, known before any of its memory is allocated.
+"""What a KV cache stores of every position, known before any of its memory is allocated.
 
 Families name the sizes of their heads in many ways, share layers, and keep keys and values of
 different widths; a pass over one token shows what their layers hand to a cache
@@ -22,7 +22,7 @@ POSITION_BYTES = torch.long.itemsize
 
 
 class LayerKV(NamedTuple):
-    """What a layer keeps of one position.
+    """What a layer stores of one position.
 
     Attributes:
         key, value: heads and their size, (G, D).
@@ -41,7 +41,7 @@ class LayerKV(NamedTuple):
 
 @dataclass(frozen=True)
 class KVLayout:
-    """What every layer keeps of a position.
+    """What every layer stores of a position.
 
     Attributes:
         layers: None for a layer that keeps nothing of its own (it reads another one's).

@@ -37,7 +37,7 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info) -> Target:
-    """The frozen target, on its device, proven to be one (``self_check.py``).
+    """The frozen target, on its device, proven to be one by a few tokens.
 
     Code from a model's repository is never run, and pickled weights are not read. ``announce``
     takes a line on the attention that was chosen, where the configuration leaves that open.
@@ -251,7 +251,7 @@ def _read_model(config: TargetConfig, attention: str) -> Any:
 
 
 def _name_broken_file(config: TargetConfig) -> None:
-    """Look for a broken file among those that were fetched from the hub."""
+    """Search for a broken file among those that were fetched from the hub."""
     from transformers.utils import cached_file
 
     if not Path(config.name).is_dir():
@@ -267,7 +267,7 @@ def _refuse(config: TargetConfig, error: Exception) -> Never:
     reason = _line(error)
     if "trust_remote_code" in str(error):
         reason = "it needs code from its repository, which is never run; choose a model that "
-        reason += "transformers knows by itself"
+        reason += "transformers has itself"
     elif "attention implementation" in str(error):
         reason = f"it does not support {config.attention}; set target.attention=eager"
     elif not Path(config.name).exists():

@@ -46,7 +46,7 @@ class NewPositions(NamedTuple):
 
 
 class Forward(nn.Module, ABC):
-    """What a pass computes, however it is run. A subclass keeps nothing between its calls.
+    """What a pass computes, however it is run. A subclass has no state between its calls.
 
     Attributes:
         name: of the pass, for the user.
@@ -66,7 +66,7 @@ class Forward(nn.Module, ABC):
 
     @property
     def layout(self) -> KVLayout:
-        """Return what the pass keeps of every position: nothing, unless a subclass says so."""
+        """Return what the pass stores of every position: nothing, unless overridden."""
         return KVLayout(())
 
     @abstractmethod
@@ -195,7 +195,7 @@ class ForwardPass(ABC):
 
     Attributes:
         padding: cache positions that a pass writes beyond those of its sequence.
-        reserved_bytes: memory of the last cache that the next one takes over.
+        reserved_bytes: memory of the last cache that the next one reuses.
         is_eager: whether it goes through the module as it is.
 
     Args:
@@ -243,7 +243,7 @@ class ForwardPass(ABC):
 
     @abstractmethod
     def prepare(self, most: int) -> None:
-        """Compile or load the passes of rounds of up to so many new tokens, if that takes long."""
+        """Compile or load the passes of rounds of up to so many new tokens, if that is slow."""
         ...
 
     @abstractmethod
@@ -252,7 +252,7 @@ class ForwardPass(ABC):
         ...
 
     def __call__(self, inputs: Inputs, new: NewPositions | None = None) -> Outputs:
-        """Compute the outputs, the caller's own to keep, and append to the cache."""
+        """Compute the outputs, which belong to the caller, and append to the cache."""
         outputs = self._run(inputs, new) if self.supports(inputs, new) else None
         if outputs is None:
             outputs = self._forward(inputs, new)
@@ -273,7 +273,7 @@ class EagerPass(ForwardPass):
         """Do nothing: there is nothing to prepare."""
 
     def supports(self, inputs: Inputs, new: NewPositions | None) -> bool:
-        """Return True: a module takes any shapes."""
+        """Return True: a module accepts any shapes."""
         return True
 
     def __call__(self, inputs: Inputs, new: NewPositions | None = None) -> Outputs:

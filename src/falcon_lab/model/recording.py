@@ -26,7 +26,7 @@ def recorder_for(device: torch.device) -> Recorder | None:
 class CudaRecorder:
     """CUDA graphs of one device, which share their memory.
 
-    So a replay may overwrite what another one has put out: look at outputs before the next replay.
+    A replay may overwrite the outputs of another one: read them before the next replay.
 
     Args:
         device: where.
@@ -106,5 +106,5 @@ class Attempts:
         except Exception as error:  # whatever CUDA or a model's modules throw
             self.failed = True
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            self._announce(f"{self._name}: no CUDA graphs, decoding goes on without ({reason})")
+            self._announce(f"{self._name}: no CUDA graphs, decoding continues without ({reason})")
             return None

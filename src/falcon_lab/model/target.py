@@ -306,7 +306,7 @@ class Target:
 
     @torch.no_grad()
     def verify(self, tree: TokenTree, cache: KVCache) -> TargetOutput:
-        """Read a tree; row i of the output is node i after its path.
+        """Read a tree; output i is that of node i after its path.
 
         All N nodes are in the cache afterwards, provisionally: ``cache.commit([start], [path])``
         with the length before keeps a path of them.

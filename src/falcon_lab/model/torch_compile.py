@@ -36,7 +36,7 @@ class Compiled:
         try:
             return self._fast(**arguments)
         except Exception as error:  # whatever Dynamo, Inductor and the C++ compiler raise
-            result = self._plain(**arguments)  # should the arguments be wrong, this says so
+            result = self._plain(**arguments)  # wrong arguments raise here too
             self._fast = None
             reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
             text = f"{self._what} cannot be compiled ({reason}); going on without"

@@ -31,7 +31,7 @@ class FalconConfig:
     dropout: float = ranged(0.1, least=0, below=1)
     """Between the LSTM layers."""
     query: str = choice("block", ("block", "newest"))
-    """``block``: the last k rows predict (paper); ``newest``: all k are asked from the newest."""
+    """``block``: the last k rows predict (paper); ``newest``: all k are queries of the newest."""
     phase: str = choice("aligned", ("aligned", "absolute"))
     """``aligned``: the last k rows are one block, and training covers every phase; ``absolute``:
     blocks sit at multiples of k (the official code)."""
@@ -124,7 +124,7 @@ class DynamicTreeConfig:
     beam: int = ranged(4, least=1)
     """Most blocks that a pass expands."""
     width: int = ranged(4, least=1)
-    """Candidates of every row."""
+    """Candidates of every position."""
     depth: int | None = ranged(None, least=0)
     """Longest path; null goes by k: 4 for k = 1, 6 for k = 2, 2k above."""
 

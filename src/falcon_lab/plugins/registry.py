@@ -70,11 +70,12 @@ class Components:
     def check(self, kind: str, node: Mapping[str, Any], key: str) -> dict[str, Any]:
         """Return a component's YAML node with its defaults filled in.
 
-        A field of its dataclass that holds the node of another component says so by
+        A field of its dataclass that holds the node of another component is marked by
         ``metadata={"component": kind}``, and the node is checked with it.
 
         Raises:
-            ConfigError: naming the full key, for a name nobody registered, an unknown option, or
+            ConfigError: naming the full key, for a name that is not registered, an unknown option,
+            or
                 a value that the component's dataclass refuses.
         """
         component = self.named(kind, node, key)

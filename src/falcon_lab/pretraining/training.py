@@ -70,7 +70,7 @@ def build_model(shape: ModelShape, tokenizer: Any, *, seed: int) -> LlamaForCaus
 def next_token_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, int]:
     """Return the summed next-token cross-entropy in nats, and the number of tokens it is over.
 
-    ``logits`` are ``[B, T, V]``. Tokens count where the mask says so and the token before them is
+    ``logits`` are ``[B, T, V]``. Tokens count where the mask has them and the token before them is
     of the same document.
     """
     counts = batch.loss_mask[:, 1:] & (batch.documents[:, 1:] == batch.documents[:, :-1])

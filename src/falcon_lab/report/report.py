@@ -108,7 +108,7 @@ def _table(
 
 
 def _assurance(results: Mapping[str, Any]) -> str:
-    """Return what a page without warnings can promise."""
+    """Return what a page without warnings states."""
     quality = (results["target"] or {}).get("quality")
     judged = any(s["identical_share"] is not None for s in results["methods"].values())
     found = ["Every method wrote plain decoding's tokens, on every prompt."] if judged else []

@@ -99,7 +99,7 @@ class Tracking:
     ) -> None:
         """Log the saved drafter as the artifact ``drafter-<head>-<target>``; only when online.
 
-        (Offline, W&B would copy it to a staging folder that nobody empties.)
+        (Offline, W&B would copy it to a staging folder that is never emptied.)
         """
         if self.wandb is None or self.mode != "online":
             return

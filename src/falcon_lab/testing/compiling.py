@@ -17,7 +17,7 @@ from falcon_lab.interfaces import Announce, Compiled, Outputs
 
 
 class Pretend:
-    """Runs the module itself, and refuses what a compiled pass could not take.
+    """Runs the module itself, and refuses what a compiled pass does not support.
 
     Attributes:
         names: of the passes that were asked for.

@@ -164,7 +164,7 @@ def lossless_rounds(
 ) -> list[Round]:
     """Decode texts, and return their rounds if every text is that of plain decoding.
 
-    Look at the rounds too: a drafter that never says anything is lossless.
+    Check the rounds too: a drafter that never drafts anything is lossless.
 
     Args:
         engine: decodes them.

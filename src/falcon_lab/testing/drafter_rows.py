@@ -61,7 +61,7 @@ def table(case: Case, batch: Batch, prediction: Prediction) -> dict[tuple[int, i
 
 
 def alone(case: Case, drafter: Any, tokens: Tensor) -> Rows:
-    """Return the rows of a document by itself, under many draws of the randomness."""
+    """Return the rows of a document alone, under many draws of the randomness."""
     batch, rows = one_document(tokens), Rows()
     for number in range(PHASES):
         for of_one in table(case, batch, predict(case, drafter, batch, number)).values():

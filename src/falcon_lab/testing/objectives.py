@@ -149,7 +149,7 @@ def _part(rows: LabelledRows, part: slice) -> LabelledRows:
 def check_parts(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> None:
     """Check the terms in parts: the rows of a step come in as many calls as memory allows."""
     whole = _terms(tested, objective, _again(rows, tested))
-    again = _again(rows, tested)  # its generator goes on from part to part
+    again = _again(rows, tested)  # its generator continues from part to part
     parts = [
         _terms(tested, objective, _part(again, slice(start, start + 5)))
         for start in range(0, ROWS, 5)

@@ -217,11 +217,11 @@ UNLIKELY = 1e-5
 
 
 OFTEN = 5
-"""Outcomes of a cell that are expected at least, for it to count by itself."""
+"""Outcomes of a cell that are expected at least, for it to count alone."""
 
 
 def common(exact: Tensor, samples: int) -> Tensor:
-    """Tell which cells of ``[V] * d`` count by themselves, of so many samples."""
+    """Return which cells of ``[V] * d`` count alone, of so many samples."""
     return exact.double() / exact.double().sum() * samples >= OFTEN
 
 

@@ -243,7 +243,7 @@ def check_decoding(
 
 
 def check_tree(tested: ComponentUnderTest, tree: TokenTree, vocabulary: int) -> None:
-    """Check what holds for every ``TokenTree`` by itself."""
+    """Check what holds for every single ``TokenTree``."""
     parents, count = tree.parents.tolist(), tree.nodes
     _check_parts(tested, tree, vocabulary)
     tested.expect(

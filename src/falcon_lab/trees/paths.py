@@ -116,7 +116,7 @@ def _is_count(value: Any) -> bool:
 class PathsTree(TreeBuilder):
     """Build trees of the paths that a drafter has looked up, in one pass.
 
-    Nodes are deterministic: whoever looks up knows no probabilities, and at T > 0 a token is
+    Nodes are deterministic: a lookup has no probabilities, and at T > 0 a token is
     accepted with the target's own (one-hot) rule.
 
     Args:

@@ -56,6 +56,7 @@ def test_the_rates_are_those_that_a_clock_beside_them_finds(dtype: torch.dtype) 
     square = torch.ones(64, 64, dtype=dtype)
     copy = seconds_of(lambda: goal.copy_(source))
     product = seconds_of(lambda: torch.mm(square, square))
-    # Units are told apart, not machines: the clocks run one after the other, on a busy machine too.
+    # Units are distinguished, not machines: the clocks run one after the other, on a busy machine
+    # too.
     assert 1 / 20 < found.bytes_per_second / (MIB / copy) < 20
     assert 1 / 20 < found.operations_per_second / (2 * 64**3 / product) < 20

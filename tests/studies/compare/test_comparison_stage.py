@@ -261,7 +261,7 @@ def test_a_comparison_killed_between_two_trainings_trains_only_what_is_missing(
         patch.setattr(experiment, "run", once)
         done = invoke("compare", recipe, *ONE)
     assert done.exit_code == 130
-    assert "the same command goes on where it stopped" in done.stderr
+    assert "the same command resumes it" in done.stderr
     assert [seed for _, seed in load_plan(recipe, ONE).pending] == [1]
     weights = tmp_path / "out" / "csgd-seed0" / "drafter" / "model.safetensors"
     before = weights.stat().st_mtime_ns

@@ -1,8 +1,8 @@
 """A block drafter like DFlash: one bidirectional pass over masked positions, on tapped features.
 
-After rows 0..a of context the root x_{a+1} stands at position a + 1, and k masks behind it. The
-mask j places after the root says x_{a+1+j}. Every draft layer's keys and values also come from the
-target's hidden states at the rows of context, which are computed once and cached.
+After positions 0..a of context the root x_{a+1} stands at position a + 1, and k masks behind it.
+The mask j places after the root says x_{a+1+j}. Every draft layer's keys and values also come from
+the target's hidden states at the context's positions, which are computed once and cached.
 
 Shapes: B batch, T rows, A anchors, R = A·k prediction rows, M committed positions, C rows of
 context, L tapped layers, k block, F frontier blocks, H hidden, V vocabulary.
@@ -39,7 +39,7 @@ from falcon_lab_dflash.layers import DraftModel, Shape
 from falcon_lab_dflash.passes import BlockForward, repeated
 
 MOST_TAPS = 5
-ROOM = 512  # positions of context when nobody has said how long the text will get
+ROOM = 512  # positions of context where the length of the text is unknown
 
 
 class DFlashDrafter(TrainableDrafter):
@@ -147,7 +147,7 @@ class DFlashDrafter(TrainableDrafter):
 
     @property
     def kv_allocated(self) -> int:
-        """Return the memory that the next text takes over."""
+        """Return the bytes that the next text reuses."""
         return self._pass.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
@@ -156,7 +156,7 @@ class DFlashDrafter(TrainableDrafter):
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Keep what the target made of new positions for the next draft, or read it at once."""
+        """Store hidden states of new positions for the next draft, or read them now."""
         if observation.taps is None:
             raise ValueError("dflash reads hidden states of the target's layers: give it taps")
         self._root = observation.tokens[-1]

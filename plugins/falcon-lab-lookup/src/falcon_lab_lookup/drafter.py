@@ -48,7 +48,7 @@ class LookupDrafter(Drafter):
             self._append(token)
 
     def draft(self, frontier: Frontier) -> DraftOutput:
-        """Return ``[1, rows, V]``, one token a row, for the root; no rows without a match.
+        """Return ``[1, n, V]``, one token a position, for the root; n is 0 without a match.
 
         Nothing is drafted below the root's block, with which the copy ends.
         """

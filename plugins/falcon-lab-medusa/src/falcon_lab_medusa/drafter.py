@@ -3,7 +3,7 @@
 h_t is what the target's LM head reads to draw x_{t+1}, the root of the next tree. Head j, from 1
 on, reads the same h_t and says what comes j tokens after the root: x_{t+1+j}.
 
-Shapes: B batch, T rows, n heads (the block k), r rows, F frontier blocks, H hidden, V vocabulary.
+Shapes: B batch, T tokens, n heads (the block k), r rows, F frontier blocks, H hidden, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Speculative sampling (arXiv 2211.17192 and 2302.01318): a small language model drafts.
 
-Shapes: B batch, T rows, F frontier blocks, V vocabulary.
+Shapes: B batch, T tokens, F frontier blocks, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from falcon_lab_sps.small_model import small_model
 class SpsDrafter(TrainableDrafter):
     """A small causal language model with a cache of its own; it reads tokens alone.
 
-    A fresh model is trained on rows x_{t+1}, as every drafter is, so the first token of a text is
+    A fresh model is trained on tokens x_{t+1}, as every drafter is, so the first token of a text is
     never among its inputs, in training or in decoding. One that was there before has learnt to
     begin with it, and does.
 
@@ -59,7 +59,7 @@ class SpsDrafter(TrainableDrafter):
         self.config = config
         self.host: Any = context.host
         self.model = small_model(config, context.host)
-        self._first = 1 if config.model is None else 0  # position of the first row
+        self._first = 1 if config.model is None else 0  # position of the first token
         self._draft_through(EagerPass)
 
     def _draft_through(self, make: PassMaker) -> None:
@@ -110,11 +110,11 @@ class SpsDrafter(TrainableDrafter):
 
     @property
     def kv_allocated(self) -> int:
-        """Memory that is taken already, and that the next text takes over."""
+        """Return the bytes that are allocated already, and that the next text reuses."""
         return self._pass.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
-        """Take that memory when the first row is computed, and no more later."""
+        """Allocate that memory when the first token is computed, and no more later."""
         self._drafting.expect(self._positions(positions, tree))
 
     def _positions(self, positions: int, tree: TreeBuilder) -> int:

@@ -1,11 +1,11 @@
 """A text that the small model drafts for: its cache, and the passes of a round.
 
-A round's first pass reads what was committed since the last one. Later passes append a row for
-every expanded node; a row sees the committed ones, its ancestors and itself. All that is
+A round's first pass reads what was committed since the last one. Later passes append a token for
+every expanded node, which attends to the committed ones, its ancestors and itself. All that is
 provisional is dropped when the next round begins, and what was accepted of it is read again along
-with the new token: one pass either way, and a row's numbers never depend on how it was drafted.
+with the new token: one pass either way, and a token's numbers never depend on how it was drafted.
 
-Shapes: F frontier blocks, P provisional rows, L committed rows, V vocabulary.
+Shapes: F frontier blocks, P provisional tokens, L committed tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from falcon_lab.model.passes import ForwardPass, NewPositions
 from falcon_lab_sps.small_model import SmallModel
 
 CAPACITY = 512
-"""Positions of a cache when nobody has said how long the text will get."""
+"""Positions of a cache where the length of the text is unknown."""
 
 FEW = 64
 """Tokens up to which a pass computes the logits of all; a prompt needs those of its last one."""
@@ -35,7 +35,7 @@ class Drafting:
     Args:
         model: what drafts.
         run: what it drafts through, a ``TokensForward`` of the model.
-        first: position of the first row, 0 or 1.
+        first: position of the first token, 0 or 1.
     """
 
     def __init__(self, model: SmallModel, run: ForwardPass, first: int) -> None:
@@ -44,9 +44,9 @@ class Drafting:
         self._room = CAPACITY
         self._cache: KVCache | None = None
         self._pending: list[Tensor] = []
-        self._known = 0  # rows that were observed
+        self._known = 0  # tokens that were observed
         self._length = 0  # L, of them those in the cache
-        self._visible: Tensor | None = None  # [F, P] bool, provisional rows on the way to a block
+        self._visible: Tensor | None = None  # [F, P] bool, provisional tokens on the way to a block
         self._chain = True  # whether every pass of the round had one block
         self._depth = 0  # passes since the root
 
@@ -55,7 +55,7 @@ class Drafting:
         self._room = rows
 
     def observe(self, tokens: Tensor, remaining: int) -> None:
-        """Keep ``[n]`` committed tokens until the next round, or read a prompt's part at once."""
+        """Store ``[n]`` committed tokens until the next round, or read a prompt's part at once."""
         self._pending.append(tokens)
         self._known += tokens.shape[0]
         if remaining and self._fits(self._known - 1):
@@ -94,7 +94,7 @@ class Drafting:
         return logits[:, None]
 
     def _fits(self, row: int) -> bool:
-        """Whether the model has a position for a row."""
+        """Return whether the model has a position for a token."""
         return self._first + row < self._model.max_positions
 
     def _read(self) -> Tensor:

@@ -16,7 +16,7 @@ from falcon_lab.errors import FalconLabError
 
 SPLITS = ("train", "validation", "heldout")
 SHORTEST = 350
-"""Characters of definitions below which a module goes on past the count it drew."""
+"""Characters of definitions below which a module continues past the count it drew."""
 LONGEST = 880
 """Characters that no module's definitions exceed."""
 _RANGE = 2**32

@@ -22,7 +22,7 @@ NOUNS = words(
     product station
     """
 )
-"""Things; every plural takes an s."""
+"""Things; every plural ends in s."""
 
 ATTRIBUTES = words(
     """
@@ -50,7 +50,7 @@ _GROWING = ("imports", "names", "constants", "examples", "shapes")
 class Draw:
     """Seeded choices that come out alike on every Python version and platform.
 
-    Built on ``Random.random`` alone, the one method whose sequence Python promises to keep.
+    Built on ``Random.random`` alone, the one method whose sequence Python guarantees.
     """
 
     def __init__(self, seed: int) -> None:

@@ -148,7 +148,7 @@ MARGIN = 0.95
 
 
 def loading_attention(asked: str, settings: Any, architecture: Any) -> tuple[str, str | None]:
-    """What Hugging Face is asked to load a model with, and why it cannot be more than that.
+    """The attention that Hugging Face loads a model with, and why it cannot be more than that.
 
     Args:
         asked: ``target.attention``.

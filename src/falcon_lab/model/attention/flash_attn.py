@@ -1,6 +1,6 @@
 """FlashAttention 2 as its own package, the extra ``flash`` (Dao, arXiv 2307.08691).
 
-Shapes: B batch, A query heads, G key/value heads, N rows, S keys, D head size.
+Shapes: B batch, A query heads, G key/value heads, N new tokens, S keys, D head size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FlashAttn:
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, *, scale: float, causal: bool = False
     ) -> Partial:
-        """Attend; arguments as in ``Kernel``. Theirs have the rows before the heads."""
+        """Attend; arguments as in ``Kernel``. Theirs have the tokens before the heads."""
         seen, lse = _function()(
             query.transpose(1, 2),
             keys.transpose(1, 2),

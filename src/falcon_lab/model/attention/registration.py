@@ -46,7 +46,7 @@ class RegisteredAttention:
         """Return ``[B, N, A, D]``, and no weights.
 
         A mask of all keys (or none, which means a plain text there) is left to Hugging Face's own
-        sdpa: packed documents, sliding windows, rows of unequal lengths, ``generate``.
+        sdpa: packed documents, sliding windows, sequences of unequal lengths, ``generate``.
 
         Args:
             module: the attention module.
@@ -76,7 +76,7 @@ class RegisteredAttention:
 
 def register(backend: Merged) -> str:
     """The name of a backend, which transformers knows from now on."""
-    # transformers takes any name with "flash" in it for its own.
+    # transformers treats any name with "flash" in it as its own.
     name = f"{PREFIX}_{backend.kernel.name.replace('flash', 'fa')}_{backend.least}"
     AttentionInterface.register(name, RegisteredAttention(backend))
     # Without a mask function of that name, transformers would drop the masks of ``generate``.

@@ -1,10 +1,10 @@
 """PyTorch's own FlashAttention, on a GPU and on a CPU.
 
-The public ``scaled_dot_product_attention`` keeps the log-sum-exp to itself; the operators below it
-give it. ``torch.nn.attention.varlen`` wraps the same GPU kernel for rows of unequal lengths, which
-all rows of a prefix have not, and it has no CPU form.
+The public ``scaled_dot_product_attention`` does not return the log-sum-exp; the operators below it
+give it. ``torch.nn.attention.varlen`` wraps the same GPU kernel for sequences of unequal lengths,
+which those of a prefix are not, and it has no CPU form.
 
-Shapes: B batch, A query heads, G key/value heads, N rows, S keys, D head size.
+Shapes: B batch, A query heads, G key/value heads, N new tokens, S keys, D head size.
 """
 
 from __future__ import annotations

@@ -17,5 +17,5 @@ METHODS: dict[str, str] = {
     PLAIN: "plain",
     DRAFTER: "the drafter's trees",
 }
-"""Method -> name of its row. ``plain``, the baseline, is always measured; to ask for it adds the
+"""Method -> name of its row. ``plain``, the baseline, is always measured; naming it adds the
 same loop through the target's other forward pass. ``drafter`` is a row for each tree."""

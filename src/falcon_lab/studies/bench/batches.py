@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 ALONE = 0
-"""Stands for the engine that knows one sequence, where a size is asked for."""
+"""Stands for the engine that knows one sequence, where a batch size is needed."""
 
 WARM = 4
 """New tokens of a warm-up."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from falcon_lab.model.target import Target
 
 LOOKUP_TOKENS = 10
-"""Tokens that a lookup proposes: what Hugging Face's candidate generator takes by itself."""
+"""Tokens that a lookup proposes: the default of Hugging Face's candidate generator."""
 
 
 Attempt = Callable[[HfGenerate], object]
@@ -35,7 +35,7 @@ def hf_modes(
 ) -> tuple[dict[str, HfGenerate], dict[str, str]]:
     """Return the engines of ``methods``, and why this model cannot do the others.
 
-    ``generate`` compiles the pass over a static cache by itself on a GPU, and not on a CPU.
+    ``generate`` compiles the pass over a static cache on a GPU, and not on a CPU.
 
     Args:
         target: whose model generates.

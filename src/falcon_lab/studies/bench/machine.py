@@ -58,9 +58,8 @@ def measure_machine(
     """Measure with the threads that are set, ``seconds`` for each figure.
 
     Args:
-        device: where.
-        dtype: of the matrices.
-        working_set: bytes that the work in question moves. A copy as large sees the same caches:
+        device: where. dtype: of the matrices. working_set: bytes that the work in question moves. A
+        copy as large has the same use of processor caches:
             a model that fits into one is not bound by the memory behind it.
         seconds: time for each of the two.
     """
@@ -77,7 +76,7 @@ def measure_machine(
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys by which configurations say that a row uses some of the weights alone."""
+"""Keys by which configurations show that a token uses some of the weights alone."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,10 @@ class PassCost:
     """What a pass of a target costs.
 
     Attributes:
-        weight_bytes: of all weights but the embedding table, of which a pass reads its rows alone.
-        weights: entries of the matrices that every row is multiplied with.
-        cache_bytes: of one row of one layer's keys and values.
-        attention: query heads times head size.
-        windows: positions that each layer sees; None: all.
+        weight_bytes: of all weights but the embedding table, of which a pass reads its tokens'
+        entries alone. weights: entries of the matrices that every token is multiplied with.
+        cache_bytes: of one position of one layer's keys and values. attention: query heads times
+        head size. windows: positions that each layer sees; None: all.
     """
 
     weight_bytes: int
@@ -126,9 +124,9 @@ class PassCost:
         )
 
     def bytes(self, new: int, context: int) -> int:
-        """Bytes that a pass of n rows must move after S rows, its own cache rows included."""
-        rows = sum(self._seen(context)) + new * len(self.windows)
-        return self.weight_bytes + self.cache_bytes * rows
+        """Count the bytes that a pass of n tokens must move after S, its own keys included."""
+        positions = sum(self._seen(context)) + new * len(self.windows)
+        return self.weight_bytes + self.cache_bytes * positions
 
     def operations(self, new: int, context: int) -> int:
         """Count multiplications and additions of a pass of n tokens after S tokens."""
@@ -136,7 +134,7 @@ class PassCost:
         return 2 * new * self.weights + 4 * new * self.attention * keys
 
     def _seen(self, context: int) -> Iterator[int]:
-        """Earlier rows that each layer attends to."""
+        """Return the earlier positions that each layer attends to."""
         return (context if window is None else min(context, window) for window in self.windows)
 
 
@@ -147,7 +145,7 @@ class Floor:
     Attributes:
         passes: how many there were.
         rows: tokens that a pass reads.
-        context: rows in the cache before it.
+        context: positions in the KV cache before it.
         bytes: that it must move.
         operations: that it must do.
         milliseconds: measured.

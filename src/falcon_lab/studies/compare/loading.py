@@ -203,7 +203,7 @@ def _lender(name: str, config: ComparisonConfig) -> str:
 def _borrowing(head: Head, owner: Head, *, shared: bool) -> Head:
     """The head with the owner's trainings, from which it differs in decoding alone.
 
-    ``shared`` says that the owner is compared too, and looks after them.
+    ``shared``: the owner is compared too, and trains them.
     """
     own = {part: getattr(head.experiment, part) for part in DECODING_NODES}
     experiments = {seed: replace(run, **own) for seed, run in owner.experiments.items()}

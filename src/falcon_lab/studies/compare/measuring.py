@@ -42,8 +42,8 @@ class Measured:
         temperature: 0 is greedy.
         plain: the baseline's records.
         records: engine -> its records, prompts in the order of ``plain``.
-        lossless: engine -> what its rule promises.
-        best: head -> the budget that ``best`` is; empty when nobody asked.
+        lossless: engine -> whether its rule is lossless.
+        best: head -> the budget that ``best`` is; empty where it is not measured.
         tried: head -> budget of the grid -> tokens a second on the prompts that it was chosen on.
         peaks: engine -> bytes at its highest point, for the first seed.
         journal: where the records are.
@@ -76,7 +76,7 @@ class Comparison:
     prompts: list[EncodedPrompt]
 
     def measure_at(self, temperature: float) -> Measured:
-        """Measure everything at one temperature; choose ``best`` before, where it is asked for."""
+        """Measure everything at one temperature; choose ``best`` before, where it is a budget."""
         config = replace(self.plan.base.evaluation, temperature=temperature, methods={})
         best, tried = self._choose(config) if self.plan.wants_best else ({}, {})
         budgets = {head.name: self._budgets(best.get(head.name)) for head in self.plan.heads}

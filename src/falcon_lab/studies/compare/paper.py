@@ -145,7 +145,7 @@ def _pair(
 
 
 def verdict(ours: Interval | None) -> str:
-    """What our ratio of the row that the paper has ahead says."""
+    """Judge by our ratio whether the row that the paper has ahead is ahead."""
     if ours is None:
         return UNMEASURED
     if ours.low is None or ours.high is None:

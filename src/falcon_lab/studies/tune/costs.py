@@ -17,11 +17,11 @@ class Costs:
 
     Attributes:
         verify: (draft tokens, seconds) of a target pass, ascending; straight lines between, and
-            the last one goes on beyond.
+            the last line continues beyond.
         first: a round's first drafter pass, with growing the tree.
         later: a later pass of one block.
         block: one more block in a later pass.
-        asking: the ``confidence`` controller's look at one pass.
+        asking: what the ``confidence`` controller needs for one pass.
         fixed: acceptance, commit and the rest of the loop.
         builders: tree builder -> what a pass costs more than with a template.
         step: a step of plain decoding.
@@ -65,7 +65,7 @@ class Costs:
         Args:
             replayed: what it did.
             builder: name of the tree builder.
-            asked: whether a controller looks at the passes.
+            asked: whether a controller decides after every pass.
         """
         passes = len(replayed.blocks)
         looked = passes * self.asking if asked else 0.0

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ROUNDS = 30
 """Passes of every kind, in turns."""
 NODES = 8
-"""Rows of the verification that is timed."""
+"""Nodes of the verification that is timed."""
 CONTEXT = 128
 """Tokens before them, where the target's context has room for as many."""
 
@@ -112,7 +112,7 @@ def choose_threads(target: Target, announce: Callable[[str], None]) -> int:
     listed = ", ".join(
         f"{cost.threads}: {1000 * cost.step:.2f} and {1000 * cost.verify:.2f} ms" for cost in costs
     )
-    announce(f"threads, a step and {NODES} rows: {listed}; taking {best.threads}")
+    announce(f"threads, a step and {NODES} nodes: {listed}; taking {best.threads}")
     return best.threads
 
 
@@ -209,7 +209,7 @@ class Bench:
         return self.base.with_tree(builder)
 
     def write(self, engine: Any, text: Text) -> Generation:
-        """Go on from the text's prompt greedily."""
+        """Continue the text's prompt greedily."""
         written: Generation = engine.generate(
             text.tokens[: text.prompt],
             max_new_tokens=text.limit,
@@ -227,7 +227,7 @@ def measure_costs(
 
     Args:
         bench: what is measured.
-        texts: with an answer of the target; engines go on from the middle of it.
+        texts: with an answer of the target; engines continue from the middle of it.
         nodes: the largest tree.
         builders: builders other than templates, to be priced too.
 
@@ -265,7 +265,7 @@ def measure_costs(
 
 
 def middle(text: Text) -> Text:
-    """The text from the middle of its answer on, as what a benchmark goes on from."""
+    """Return the text up to the middle of its answer, as the prompt of a measurement."""
     start = text.prompt + text.answer // 2
     limit = min(TOKENS, text.tokens.shape[0] - start)
     stop = start + limit
@@ -357,7 +357,7 @@ def fitted(
 
 
 def surcharge(sample: Sample, costs: Costs) -> float:
-    """What a pass of a builder takes beyond a template's."""
+    """What a pass of a builder costs beyond a template's."""
     like_a_template = costs.first + costs.later * sample.later + costs.block * sample.extra
     return (sample.draft - like_a_template) / (1 + sample.later)
 

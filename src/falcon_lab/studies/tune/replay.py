@@ -42,7 +42,7 @@ class Odds:
         gain: path -> share of the rounds that would accept it, were it in the tree.
         reach: entry d: share of the rounds that draft d tokens deep or deeper; d is 0 to D.
         passes: entry j: share of the rounds that make j passes or more; entry 0 is 1.
-        asked: entry j: share of the rounds in which the controller is asked after pass j.
+        asked: entry j: share of the rounds in which the controller decides after pass j.
     """
 
     gain: dict[Path, float]
@@ -126,7 +126,7 @@ def _row(depth: int, counts: Counter[int], ranks: int) -> DepthRow:
 
 
 WIDTH = 64
-"""Candidates of a row that have a rank."""
+"""Candidates of a position that have a rank."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def trace(
     lowest: float,
     skip: int = 0,
 ) -> list[TracedRound]:
-    """TracedRound at every round that decoding with a tree has, and go on as it would.
+    """Trace every round that decoding with a tree has, and continue as it would.
 
     Args:
         text: what is decoded.
@@ -388,7 +388,7 @@ def estimate(
         texts: the target's own.
         costs: of this machine.
         builder: name of the tree builder.
-        asked: whether the controller looks at the passes.
+        asked: whether the controller decides after every pass.
     """
     rounds = [
         list(replay(text, engine.drafter, engine.tree_builder, engine.controller)) for text in texts

@@ -68,7 +68,7 @@ def expected(
         odds: of the rule of stopping.
         costs: of this machine.
         block: k.
-        asking: whether a controller looks at every pass that another one may follow.
+        asking: whether a controller decides after every pass that another one may follow.
     """
     tree = tuple(sorted(paths, key=lambda path: (len(path), path)))
     height = len(tree[-1]) if tree else 0
@@ -107,7 +107,7 @@ def best_tree(
         costs: of this machine.
         block: k.
         nodes: N.
-        asking: whether a controller looks at every pass.
+        asking: whether a controller decides after every pass.
         floor: tokens a second that are had anyway: where nothing better is found, what comes back
             is no better than that.
     """

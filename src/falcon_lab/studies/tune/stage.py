@@ -44,7 +44,7 @@ GROWN_ON = 8
 PRICED_ON = 12
 """Texts that costs are measured on."""
 REPLAYED_ON = 24
-"""Texts that the rows of the comparison are replayed on."""
+"""Texts that the methods are replayed on."""
 TRIED_ON = 12
 """Prompts of the tuning set that the finalists answer, to choose one of them."""
 
@@ -67,10 +67,10 @@ class Limits:
 
 
 def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]) -> dict[str, Any]:
-    """Tune a tree for the drafter of the experiment's rows, and measure it beside those rows.
+    """Tune a tree for the drafter of the experiment's methods, and measure it beside them.
 
     Args:
-        experiment: target, prompts of the measurement, and at least one row with the drafter.
+        experiment: target, prompts of the measurement, and at least one method with the drafter.
         limits: what is tuned on, and within.
         announce: is called with one line for the user at a time.
 
@@ -176,7 +176,7 @@ def _choose(
 def _add_tuned(
     experiment: Experiment, components: Components, choice: Choice, growth: Growth
 ) -> tuple[str, ...]:
-    """Rows for what was found, their nodes complete; the rows' names."""
+    """Return methods for what was found, their nodes complete, and the methods' names."""
     template = [path_name(path) for path in choice.paths]
     for name, tree, threshold in (
         (TUNED, {"name": "static", "template": template}, choice.threshold),
@@ -238,7 +238,7 @@ def _found(chosen: Chosen, texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def _over(measurement: Measurement, best: str) -> dict[str, Any]:
-    """How much faster the chosen tree is than every other row, prompt by prompt."""
+    """Return how much faster the chosen tree is than every other method, prompt by prompt."""
     own = measurement.records[best]
     return {
         name: asdict(compare(own, rows).speedup)

@@ -55,7 +55,7 @@ class Text:
     taps: Tensor | None = None
 
     def observed(self, drafter: Drafter, start: int, stop: int) -> Observation:
-        """Positions ``start`` to ``stop``, as the drafter would be told of them."""
+        """Return the observation of positions ``start`` to ``stop``."""
         return Observation(
             self.tokens[start + 1 : stop + 1],
             self.features[start:stop] if "features" in drafter.needs else None,
@@ -104,7 +104,7 @@ class Reader:
 
     Args:
         text: what is read.
-        drafter: told of every token as if the target had just accepted it.
+        drafter: observes every token as if the target had just accepted it.
         skip: answer tokens that count as the prompt's.
 
     Attributes:
