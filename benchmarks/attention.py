@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from falcon_bench.scripts import RESULTS, numbers, pairs, results_path, tell
+
 DEFAULTS = {
     "cpu": {"shapes": "4x4x32,8x2x64", "dtype": "float32", "threads": "1"},
     "cuda": {"shapes": "32x32x128,32x8x128", "dtype": "bfloat16", "threads": "1"},
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.timing import torch_threads
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    given = dict(word.split("=", 1) for word in arguments)
-    settings = ALWAYS | DEFAULTS[device.type] | given
+    settings = ALWAYS | DEFAULTS[device.type] | pairs(arguments)
     if unknown := set(settings) - set(ALWAYS) - set(DEFAULTS[device.type]):
         raise SystemExit(f"no key {', '.join(sorted(unknown))}; see the top of {__file__}")
     dtype = getattr(torch, settings["dtype"])
@@ -45,15 +44,13 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     with torch_threads(int(settings["threads"])):
         results = bench_attention(
             shapes,
-            contexts=[int(each) for each in settings["contexts"].split(",")],
-            rows=[int(each) for each in settings["rows"].split(",")],
+            contexts=numbers(settings["contexts"]),
+            rows=numbers(settings["rows"]),
             seconds=float(settings["seconds"]),
-            announce=lambda line: print(line, file=sys.stderr),
+            announce=tell,
         )
     print(format_attention(results))
-    return write_results(
-        folder / f"{datetime.now(UTC).date()}-attention-{device.type}.json", results
-    )
+    return write_results(results_path(folder, "attention", results), results)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from falcon_bench.scripts import RESULTS, names, numbers, results_path, split, tell
+
 DRAFTER = "runs/csgd/drafter"
 TREES = ("chain,depth=6", "static,template=k2-8")
 OWN = {"sizes": "1,2,4,8,16", "clock": "wall"}
@@ -35,32 +35,19 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.studies.bench.batches import bench_batches
     from falcon_lab.studies.bench.report import format_batches, write_batches_plot
 
-    drafter = next((Path(word) for word in arguments if "=" not in word), Path(DRAFTER))
-    settings, overrides = split([word for word in arguments if "=" in word])
-    experiment = bench_experiment(drafter, TREES, [*SETTINGS, *overrides])
+    given, others = split(arguments, OWN)
+    settings, folders = OWN | given, names(others) or [DRAFTER]
+    overrides = [word for word in others if "=" in word]
+    experiment = bench_experiment(Path(folders[0]), TREES, [*SETTINGS, *overrides])
     results = bench_batches(
         experiment,
-        [int(size) for size in settings["sizes"].split(",")],
-        announce=lambda line: print(line, file=sys.stderr),
+        numbers(settings["sizes"]),
+        announce=tell,
         clock=settings["clock"],
     )
     print(format_batches(results))
-    device = results["hardware"]["device"].partition(":")[0]
-    name = f"{datetime.now(UTC).date()}-batches-{device}"
-    write_batches_plot(folder / f"{name}.svg", results)
-    return write_results(folder / f"{name}.json", results)
-
-
-def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split arguments into this script's keys with values, and the configuration's overrides."""
-    settings, overrides = dict(OWN), []
-    for word in words:
-        key, _, value = word.partition("=")
-        if key in OWN:
-            settings[key] = value
-        else:
-            overrides.append(word)
-    return settings, overrides
+    write_batches_plot(results_path(folder, "batches", results, "svg"), results)
+    return write_results(results_path(folder, "batches", results), results)
 
 
 if __name__ == "__main__":

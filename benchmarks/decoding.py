@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from falcon_bench.scripts import RESULTS, names, results_path, tell
+
 DRAFTER = "runs/csgd/drafter"
 TREES = ("chain,depth=8", "static,template=k2-10-d8", "dynamic,nodes=10,beam=2,depth=10")
 SETTINGS = (
@@ -42,17 +42,12 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.studies.bench.report import format_bench
 
     overrides = [word for word in arguments if "=" in word]
-    trees = [word for word in arguments if word.endswith(".yaml") and "=" not in word]
-    folders = [word for word in arguments if word not in (*overrides, *trees)]
-    drafter = Path(folders[0] if folders else DRAFTER)
-    experiment = bench_experiment(drafter, [*TREES, *trees], [*SETTINGS, *overrides])
-    results = bench_decoding(
-        experiment, list(METHODS), announce=lambda line: print(line, file=sys.stderr)
-    )
+    trees = [word for word in names(arguments) if word.endswith(".yaml")]
+    folders = [word for word in names(arguments) if word not in trees] or [DRAFTER]
+    experiment = bench_experiment(Path(folders[0]), [*TREES, *trees], [*SETTINGS, *overrides])
+    results = bench_decoding(experiment, list(METHODS), announce=tell)
     print(format_bench(results))
-    device = results["hardware"]["device"].partition(":")[0]
-    path = folder / f"{datetime.now(UTC).date()}-decoding-{device}.json"
-    return write_results(path, without_answers(results))
+    return write_results(results_path(folder, "decoding", results), without_answers(results))
 
 
 def without_answers(results: dict[str, Any]) -> dict[str, Any]:

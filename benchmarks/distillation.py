@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from falcon_bench.scripts import RESULTS, names, results_path, tell
+
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 EXPERIMENT = HERE.parent / "experiments" / "csgd.yaml"
 STEPS = 40
 SETTINGS = ("data.documents=600", "data.regenerate=0.0", "data.validation=0")
@@ -43,7 +43,9 @@ def main(
     steps: int = STEPS,
 ) -> list[Path]:
     """Measure, print, and write the results into ``folder``; their files."""
-    parts = [word for word in arguments if "=" not in word] or ["speed", "memory"]
+    from falcon_lab.measure.results import write_results
+
+    parts = names(arguments) or ["speed", "memory"]
     overrides = [*SETTINGS, *(word for word in arguments if "=" in word)]
     measure = {
         "speed": lambda: speed(overrides, steps),
@@ -51,12 +53,9 @@ def main(
     }
     written = []
     for part in parts:
-        from falcon_lab.measure.results import write_results
-
         results = measure[part]()
-        device = results["hardware"]["device"].partition(":")[0]
-        name = f"{datetime.now(UTC).date()}-distillation-{part}-{device}.json"
-        written.append(write_results(folder / name, results))
+        path = results_path(folder, f"distillation-{part}", results)
+        written.append(write_results(path, results))
     return written
 
 
@@ -89,11 +88,6 @@ def memory(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **header,
         "measured": found,
     }
-
-
-def tell(line: str) -> None:
-    """Print one line for the user, on standard error."""
-    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

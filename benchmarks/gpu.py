@@ -25,13 +25,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from falcon_bench.scripts import RESULTS, pairs, results_path, tell
+
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 CHECKS = ("shape", "real", "attention")
+FLAGS = ("toy",)
 
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path | None:
@@ -48,11 +49,11 @@ def shape(words: Sequence[str], folder: Path) -> Path:
     from falcon_lab.model.loading import resolve_device
 
     quietly()
-    plan = with_values(TOY if "toy" in words else Plan(), pairs(words))
+    plan = with_values(TOY if "toy" in words else Plan(), pairs(words, flags=FLAGS))
     results = bench_shape(plan, resolve_device("auto"), tell)
     results["verdicts"] = verdicts(results)
     print(format_shape(results), *results["verdicts"], sep="\n")
-    return write(called("shape", words, "contexts"), results, results["hardware"], folder)
+    return write(called("shape", words, "contexts"), results, results, folder)
 
 
 def real(words: Sequence[str], folder: Path) -> Path | None:
@@ -62,7 +63,7 @@ def real(words: Sequence[str], folder: Path) -> Path | None:
     from falcon_lab.studies.bench.report import format_bench
 
     quietly()
-    values = pairs(words)
+    values = pairs(words, flags=FLAGS)
     work, until = Path(values.pop("work", "runs/gpu")), values.pop("until", "measure")
     if until not in ("target", "drafter", "measure"):
         raise SystemExit(f"until={until}: say target, drafter or measure")
@@ -72,7 +73,7 @@ def real(words: Sequence[str], folder: Path) -> Path | None:
         return None
     for name, measured in results["measured"].items():
         print(f"{name}\n\n{format_bench(measured)}\n")
-    return write(called("real", words, "temperatures"), results, measured["hardware"], folder)
+    return write(called("real", words, "temperatures"), results, measured, folder)
 
 
 def attention(words: Sequence[str], folder: Path) -> Path:
@@ -84,11 +85,6 @@ def attention(words: Sequence[str], folder: Path) -> Path:
         sys.path.remove(str(HERE))
     written: Path = measure(list(words), folder)
     return written
-
-
-def pairs(words: Sequence[str]) -> dict[str, str]:
-    """Parse ``KEY=VALUE`` words into a mapping."""
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def with_values(plan: Any, values: dict[str, str]) -> Any:
@@ -118,21 +114,15 @@ def read(text: str, now: Any) -> Any:
 
 def called(check: str, words: Sequence[str], key: str) -> str:
     """Name the check with what it was limited to, so that its calls do not overwrite each other."""
-    chosen = pairs(words).get(key)
+    chosen = pairs(words, flags=FLAGS).get(key)
     return check if chosen is None else f"{check}-{chosen.replace(',', '-')}"
 
 
-def write(check: str, results: dict[str, Any], hardware: dict[str, Any], folder: Path) -> Path:
+def write(check: str, results: dict[str, Any], measured: dict[str, Any], folder: Path) -> Path:
     """Write the results, and return their file."""
     from falcon_lab.measure.results import write_results
 
-    device = hardware["device"].partition(":")[0]
-    return write_results(folder / f"{datetime.now(UTC).date()}-gpu-{check}-{device}.json", results)
-
-
-def tell(line: str) -> None:
-    """Print one line for the user, on standard error."""
-    print(line, file=sys.stderr)
+    return write_results(results_path(folder, f"gpu-{check}", measured), results)
 
 
 def quietly() -> None:

@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from falcon_bench.scripts import pairs
+
 HERE = Path(__file__).parents[1]
 WAYS = ("plain", "chain", "tree", "dynamic", "lean", "batch")
 COMPILED_WAYS = ("compiled-plain", "compiled-tree")
@@ -255,7 +257,7 @@ def main(arguments: Sequence[str]) -> dict[str, dict[str, tuple[float, float, fl
     if len(arguments) < 2:
         raise SystemExit(f"which checkout and which drafter? see the top of {__file__}")
     folder, drafter = (Path(word).resolve() for word in arguments[:2])
-    keys = dict(word.split("=", 1) for word in arguments[2:])
+    keys = pairs(arguments[2:])
     ways = WAYS + (COMPILED_WAYS if keys.get("compiled") == "true" else ())
     ways = tuple(keys["ways"].split(",")) if "ways" in keys else ways
     tokens, repeats = int(keys.get("tokens", 64)), int(keys.get("repeats", 10))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from falcon_bench.scripts import RESULTS, numbers, results_path, split, tell
+
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 MAIN_JOB = HERE.parent / "experiments" / "csgd.yaml"
 NUMBERS = ("turns", "threads", "tree", "context")
 LISTS = ("nodes", "contexts", "batches", "vocabularies")
@@ -34,14 +34,13 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     from falcon_lab.pretraining.target import ensure_target
     from falcon_lab.timing import torch_threads
 
-    settings, overrides = split(arguments)
+    given, overrides = split(arguments, (*NUMBERS, *LISTS))
+    settings: dict[str, Any] = {
+        key: numbers(text) if key in LISTS else int(text) for key, text in given.items()
+    }
     turns, threads = settings.pop("turns", 40), settings.pop("threads", 1)
     experiment = load_experiment(MAIN_JOB, ["target.lean=true", *overrides])
-
-    def announce(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    target = ensure_target(experiment.target, announce)
+    target = ensure_target(experiment.target, tell)
     with torch_threads(threads):
         results = bench_scaling(
             target,
@@ -49,28 +48,11 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
             experiment.drafter,
             Sizes(**settings),
             turns=turns,
-            announce=announce,
+            announce=tell,
         )
     print(format_scaling(results))
-    name = f"{datetime.now(UTC).date()}-scaling-{target.device.type}"
-    path = write_results(folder / f"{name}.json", results)
-    write_plot(folder / f"{name}.svg", results)
-    return path
-
-
-def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Split arguments into this script's keys with values, and the configuration's overrides."""
-    settings: dict[str, Any] = {}
-    overrides = []
-    for word in arguments:
-        key, _, value = word.partition("=")
-        if key in NUMBERS:
-            settings[key] = int(value)
-        elif key in LISTS:
-            settings[key] = [int(each) for each in value.split(",")]
-        else:
-            overrides.append(word)
-    return settings, overrides
+    write_plot(results_path(folder, "scaling", results, "svg"), results)
+    return write_results(results_path(folder, "scaling", results), results)
 
 
 if __name__ == "__main__":
