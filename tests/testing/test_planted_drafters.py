@@ -75,7 +75,7 @@ class MixingSequences(Mine):
 class Unused(Mine):
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self.spare = nn.Linear(3, 3)
+        self.unused = nn.Linear(3, 3)
 
 
 class Detached(Mine):
@@ -153,7 +153,7 @@ class LastPartAlone(Mine):
             super().observe(observation)
 
 
-class LastRowAlone(Mine):
+class LastTokenAlone(Mine):
     """Begins anew with every observation."""
 
     def observe(self, observation: Observation) -> None:
@@ -218,7 +218,7 @@ class Shared(Mine):
         self.texts["known"] = state
 
 
-class Falling(Mine):
+class Shrinking(Mine):
     def kv_bytes(self, positions: int, tree: Any) -> int:
         return 100 - positions
 
@@ -295,10 +295,10 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "drafts at random": (Guessing, "drafted again"),
     "a cache that is not truncated": (NotTruncated, "rounds that drafted other tokens"),
     "parts of a prompt that are dropped": (LastPartAlone, "a prompt in parts"),
-    "rows of earlier rounds that are dropped": (LastRowAlone, "rows in as many rounds"),
+    "tokens of earlier rounds that are dropped": (LastTokenAlone, "tokens in as many rounds"),
     "a text that is remembered": (Remembering, "a second text"),
     "branches that mix": (MixingBranches, "a frontier of several"),
-    "memory that falls": (Falling, "kv_bytes"),
+    "memory that falls": (Shrinking, "kv_bytes"),
     "passes that are compiled wrong": (Miscompiled, "drafts through compiled passes"),
     "labels one too far": (changed(label=lambda p: p.label + 1), "Prediction.label"),
     "sources one too old": (changed(source=lambda p: p.source - 1), "Prediction.label"),
@@ -308,7 +308,7 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no prediction": (changed(features=lambda p: None), "Prediction: expected features"),
     "rows of another shape": (changed(slot=lambda p: p.slot[:, 1:]), "shape of Prediction.slot"),
     "numbers from nowhere": (Random, "one state of the generator"),
-    "an unused weight": (Unused, "no gradient for spare.weight, spare.bias"),
+    "an unused weight": (Unused, "no gradient for unused.weight, unused.bias"),
     "predictions that are detached": (Detached, "a number with a gradient"),
     "the target's weights as its own": (HoldingTheTarget, "the target's as theirs.weight"),
     "a target that is trained": (TrainingTheTarget, "the frozen target"),
@@ -321,7 +321,7 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a glance at nothing that shows": (SeeingTooMuch, "a glance that shows nothing"),
     "drafting that is not training": (Otherwise, "drafted and trained"),
     "something learnt that is not saved": (NotSaved, "saved and loaded"),
-    "a state that copies share": (Shared, "a row of a batch"),
+    "a state that copies share": (Shared, "a sequence of a batch"),
 }
 
 

@@ -184,7 +184,7 @@ def test_sampled_output_follows_the_targets_distribution() -> None:
 def test_a_row_of_a_batch_has_its_own_window_and_pool() -> None:
     one = looking("mistral", from_text=True)
     prompts = [[5, 9, 3], [7], [1, 2, 1, 2, 1, 2, 1], [4, 4]]
-    together = write_together(one, prompts, 30, rows=3)
+    together = write_together(one, prompts, 30, batch_size=3)
     alone = [write(one, prompt, 30) for prompt in prompts]
     assert [(text.tokens, text.rounds) for text in together] == [
         (text.tokens, text.rounds) for text in alone

@@ -135,7 +135,7 @@ def test_sampled_output_follows_the_targets_distribution(
 def test_a_row_of_a_batch_is_drafted_for_as_if_alone() -> None:
     one = engine("gemma3", drafter("gemma3"), BRANCHED)
     prompts = [[5, 9, 3], [7], [1, 2, 3, 4, 5, 6, 7, 8], [4, 4]]
-    together = write_together(one, prompts, rows=3)
+    together = write_together(one, prompts, batch_size=3)
     alone = [write(one, prompt) for prompt in prompts]
     assert [(text.tokens, text.rounds) for text in together] == [
         (text.tokens, text.rounds) for text in alone

@@ -223,13 +223,13 @@ def _continuations(
     stop: StopCondition,
 ) -> Tensor:
     """Sample S continuations, ``[S, tokens]`` long; -1 after the end of a text."""
-    rows = torch.full((samples, tokens), -1)
-    for row in rows:
+    texts = torch.full((samples, tokens), -1)
+    for text in texts:
         text = engine.generate(
             prompt, max_new_tokens=tokens, sampling=sampling, generator=generator, stop=stop
         ).tokens
-        row[: len(text)] = torch.tensor(text)
-    return rows
+        text[: len(text)] = torch.tensor(text)
+    return texts
 
 
 def _columns(sets: Tensor, joint: bool) -> list[Tensor]:

@@ -50,19 +50,19 @@ class Streams:
         begin = torch.tensor(starts, device=documents.number.device)
         return cls(begin[documents.number] + documents.offset, count, documents.longest)
 
-    def spread(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def spread(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Turn ``[B, T, C]`` into ``[N, L, C]``, and return ``[N, L]`` bool: the gaps."""
         flat = self.place.flatten()
-        spread = rows.new_zeros(self.count * self.length, rows.shape[-1])
-        spread = spread.index_copy(0, flat, rows.flatten(0, 1))
-        gaps = torch.ones(spread.shape[0], dtype=torch.bool, device=rows.device)
+        spread = inputs.new_zeros(self.count * self.length, inputs.shape[-1])
+        spread = spread.index_copy(0, flat, inputs.flatten(0, 1))
+        gaps = torch.ones(spread.shape[0], dtype=torch.bool, device=inputs.device)
         gaps[flat] = False
         return spread.unflatten(0, (self.count, -1)), gaps.view(self.count, self.length)
 
     def gather(self, spread: Tensor) -> Tensor:
         """Turn ``[N, L, C]`` into ``[B, T, C]``: the inverse of ``spread``."""
-        rows = spread.flatten(0, 1).index_select(0, self.place.flatten())
-        return rows.unflatten(0, self.place.shape)
+        inputs = spread.flatten(0, 1).index_select(0, self.place.flatten())
+        return inputs.unflatten(0, self.place.shape)
 
 
 def best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], int]:
@@ -102,12 +102,12 @@ class Unrolled(nn.Module):
         self.lstm = lstm
 
     def forward(
-        self, rows: Tensor, hidden: Tensor, cell: Tensor, last: Tensor
+        self, inputs: Tensor, hidden: Tensor, cell: Tensor, last: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Continue from a state.
 
         Args:
-            rows: ``[D, L, I]``.
+            inputs: ``[D, L, I]``.
             hidden, cell: ``[M, D, H]`` each.
             last: ``[1]`` long, the step after which the state is returned.
 
@@ -116,16 +116,16 @@ class Unrolled(nn.Module):
         """
         hiddens, cells = [], []
         for layer in range(self.lstm.num_layers):
-            rows, states = self._layer(layer, rows, hidden[layer], cell[layer])
-            hiddens.append(rows.index_select(1, last)[:, 0])
+            inputs, states = self._layer(layer, inputs, hidden[layer], cell[layer])
+            hiddens.append(inputs.index_select(1, last)[:, 0])
             cells.append(states.index_select(1, last)[:, 0])
-        return rows, torch.stack(hiddens), torch.stack(cells)
+        return inputs, torch.stack(hiddens), torch.stack(cells)
 
-    def _layer(self, layer: int, rows: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def _layer(self, layer: int, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and cells of every step, ``[D, L, H]`` each."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         into, onto, *biases = (getattr(self.lstm, f"{name}_l{layer}") for name in names)
-        given = functional.linear(rows, into, biases[0] + biases[1])
+        given = functional.linear(inputs, into, biases[0] + biases[1])
         outputs, states = [], []
         for row in given.unbind(1):
             gates = row + functional.linear(h, onto)
@@ -159,27 +159,29 @@ class Fusing(nn.Module):
     One with a state overrides all of the methods but ``until``, which serves any.
     """
 
-    def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+    def forward(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         """Fuse D sequences, each from its ``state`` on (None: from the start).
 
         Returns:
             The fused tokens, and the state after each sequence's last one (None where there is no
             state).
         """
-        return rows, None
+        return inputs, None
 
-    def until(self, rows: Tensor, state: State | None, last: Tensor) -> tuple[Tensor, State | None]:
+    def until(
+        self, inputs: Tensor, state: State | None, last: Tensor
+    ) -> tuple[Tensor, State | None]:
         """Compute ``forward`` as a compiler can take it in, and the state after step ``last``.
 
         Args:
-            rows: ``[D, L, C]``.
+            inputs: ``[D, L, C]``.
             state: None for the kinds that have none.
             last: ``[1]`` long.
         """
         if state is None:
-            return self(rows, None)[0], None
+            return self(inputs, None)[0], None
         fused, states = [], []
-        for row in rows.split(1, dim=1):
+        for row in inputs.split(1, dim=1):
             one, state = self(row, state)
             assert state is not None
             fused.append(one)
@@ -188,22 +190,22 @@ class Fusing(nn.Module):
         return torch.cat(fused, 1), state_of(after)
 
     def padded(
-        self, rows: Tensor, lengths: Sequence[int], state: State | None
+        self, inputs: Tensor, lengths: Sequence[int], state: State | None
     ) -> tuple[Tensor, State | None]:
         """Fuse sequences of ``lengths``, padded behind."""
-        fused: tuple[Tensor, State | None] = self(rows, state)
+        fused: tuple[Tensor, State | None] = self(inputs, state)
         return fused
 
-    def packed(self, rows: Tensor, documents: PackedDocuments) -> Tensor:
+    def packed(self, inputs: Tensor, documents: PackedDocuments) -> Tensor:
         """Fuse packed documents, each from the start: ``[B, T, C]`` -> ``[B, T, W]``."""
-        fused: Tensor = self(rows)[0]
+        fused: Tensor = self(inputs)[0]
         return fused
 
     def packed_with_states(
-        self, rows: Tensor, documents: PackedDocuments
+        self, inputs: Tensor, documents: PackedDocuments
     ) -> tuple[Tensor, State | None]:
         """Fuse packed documents, and return the state after every token, ``[M, B, T, H]`` each."""
-        return self.packed(rows, documents), None
+        return self.packed(inputs, documents), None
 
 
 class Fuse(Fusing):
@@ -231,99 +233,103 @@ class Fuse(Fusing):
             between = dropout if layers > 1 else 0.0
             self.mix = nn.LSTM(2 * hidden, hidden, layers, dropout=between, batch_first=True)
 
-    def forward(self, rows: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
+    def forward(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
         """Fuse D sequences from ``state`` on; ``linear`` and ``lstm_positionwise`` have none."""
-        rows = rows.to(next(self.mix.parameters()).dtype)
+        inputs = inputs.to(next(self.mix.parameters()).dtype)
         if self.kind == "linear":
-            return self.mix(rows), None
+            return self.mix(inputs), None
         if self.kind == "lstm_positionwise":
-            alone = rows.reshape(-1, 1, rows.shape[-1])
-            return self.mix(alone)[0].reshape(*rows.shape[:-1], -1), None
-        if _is_short(rows):
+            alone = inputs.reshape(-1, 1, inputs.shape[-1])
+            return self.mix(alone)[0].reshape(*inputs.shape[:-1], -1), None
+        if _is_short(inputs):
             with _plain_kernels():
-                return self.mix(rows, state)
-        return self.mix(rows, state)
+                return self.mix(inputs, state)
+        return self.mix(inputs, state)
 
-    def until(self, rows: Tensor, state: State | None, last: Tensor) -> tuple[Tensor, State | None]:
+    def until(
+        self, inputs: Tensor, state: State | None, last: Tensor
+    ) -> tuple[Tensor, State | None]:
         """Compute ``forward`` with the LSTM unrolled, and the state after step ``last``."""
         if self.kind == "linear":
-            return super().until(rows, state, last)
-        rows, lstm = rows.to(next(self.mix.parameters()).dtype), Unrolled(self.mix)
+            return super().until(inputs, state, last)
+        inputs, lstm = inputs.to(next(self.mix.parameters()).dtype), Unrolled(self.mix)
         if state is not None:
-            fused, hidden, cell = lstm(rows, *state, last)
+            fused, hidden, cell = lstm(inputs, *state, last)
             return fused, (hidden, cell)
-        alone = rows.reshape(-1, 1, rows.shape[-1])
-        nothing = rows.new_zeros(self.layers, alone.shape[0], self.hidden)
-        return lstm(alone, nothing, nothing, last * 0)[0].view(*rows.shape[:-1], -1), None
+        alone = inputs.reshape(-1, 1, inputs.shape[-1])
+        nothing = inputs.new_zeros(self.layers, alone.shape[0], self.hidden)
+        return lstm(alone, nothing, nothing, last * 0)[0].view(*inputs.shape[:-1], -1), None
 
     def padded(
-        self, rows: Tensor, lengths: Sequence[int], state: State | None
+        self, inputs: Tensor, lengths: Sequence[int], state: State | None
     ) -> tuple[Tensor, State | None]:
         """Fuse padded sequences; the LSTM skips the padding, which its state excludes."""
         if self.kind != "lstm" or min(lengths) == max(lengths):
-            return super().padded(rows, lengths, state)
-        rows = rows.to(next(self.parameters()).dtype)
-        packed = pack_padded_sequence(rows, torch.tensor(lengths), True, enforce_sorted=False)
+            return super().padded(inputs, lengths, state)
+        inputs = inputs.to(next(self.parameters()).dtype)
+        packed = pack_padded_sequence(inputs, torch.tensor(lengths), True, enforce_sorted=False)
         fused, state = self.mix(packed, state)
         return pad_packed_sequence(fused, batch_first=True)[0], state
 
-    def packed(self, rows: Tensor, documents: PackedDocuments) -> Tensor:
+    def packed(self, inputs: Tensor, documents: PackedDocuments) -> Tensor:
         """Fuse packed documents, on a CPU in streams of documents laid end to end."""
         if self.kind != "lstm":
-            return super().packed(rows, documents)
-        if rows.device.type != "cpu":
+            return super().packed(inputs, documents)
+        if inputs.device.type != "cpu":
             # cuDNN wants its weights in one piece, and its sequences side by side cost little.
-            return documents.pack(self(documents.unpack(rows))[0])
+            return documents.pack(self(documents.unpack(inputs))[0])
         streams = Streams.of(documents)
-        return streams.gather(self.in_streams(*streams.spread(rows)))
+        return streams.gather(self.in_streams(*streams.spread(inputs)))
 
     def packed_with_states(
-        self, rows: Tensor, documents: PackedDocuments
+        self, inputs: Tensor, documents: PackedDocuments
     ) -> tuple[Tensor, State | None]:
         """Fuse packed documents; the states come from the gates by a scan, as kernels give none."""
         if self.kind != "lstm":
-            return super().packed_with_states(rows, documents)
+            return super().packed_with_states(inputs, documents)
         streams = Streams.of(documents)
         hiddens, cells = [], []
-        for fused, gates in self._layers(*streams.spread(rows)):
+        for fused, gates in self._layers(*streams.spread(inputs)):
             opened, kept, new, _ = gates().chunk(4, dim=-1)
             cell = scan(kept.sigmoid(), opened.sigmoid() * new.tanh())
             hiddens.append(streams.gather(fused))
             cells.append(streams.gather(cell))
         return hiddens[-1], (torch.stack(hiddens), torch.stack(cells))
 
-    def in_streams(self, rows: Tensor, gaps: Tensor) -> Tensor:
+    def in_streams(self, inputs: Tensor, gaps: Tensor) -> Tensor:
         """Fuse streams in which documents follow each other, with a fresh state for each.
 
         A gap closes the input and the forget gate through one more input channel, which leaves a
         state of exactly zero behind it, and no gradient; the kernels are the usual ones.
 
         Args:
-            rows: ``[N, L, 2H]`` of kind ``lstm``, zero in the gaps.
+            inputs: ``[N, L, 2H]`` of kind ``lstm``, zero in the gaps.
             gaps: ``[N, L]`` bool; one at least between two documents.
         """
-        for fused, _ in self._layers(rows, gaps):
-            rows = fused
-        return rows
+        for fused, _ in self._layers(inputs, gaps):
+            inputs = fused
+        return inputs
 
-    def _layers(self, rows: Tensor, gaps: Tensor) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
+    def _layers(
+        self, inputs: Tensor, gaps: Tensor
+    ) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
         """Yield each layer's outputs ``[N, L, H]`` and what computes its gates ``[N, L, 4·H]``."""
         lstm: Any = self.mix
-        rows = rows.to(lstm.weight_ih_l0.dtype)
-        closing = gaps.unsqueeze(-1).to(rows)
+        inputs = inputs.to(lstm.weight_ih_l0.dtype)
+        closing = gaps.unsqueeze(-1).to(inputs)
         for layer in range(lstm.num_layers):
             if layer:
-                rows = functional.dropout(rows, lstm.dropout, self.training)
+                inputs = functional.dropout(inputs, lstm.dropout, self.training)
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             into, *others = (getattr(lstm, f"{name}_l{layer}") for name in names)
             gates = into.new_zeros(4, lstm.hidden_size)  # input, forget, cell, output
             gates[:2] = CLOSED
             weights = [torch.cat([into, gates.view(-1, 1)], dim=1), *others]
-            start = [rows.new_zeros(1, rows.shape[0], lstm.hidden_size)] * 2
-            given = torch.cat([rows, closing], dim=-1)
+            start = [inputs.new_zeros(1, inputs.shape[0], lstm.hidden_size)] * 2
+            given = torch.cat([inputs, closing], dim=-1)
             settings = (True, 1, 0.0, self.training, False, True)
-            rows = torch.lstm(given, start, weights, *settings)[0]
-            yield rows, partial(_gates, given, rows, weights)
+            inputs = torch.lstm(given, start, weights, *settings)[0]
+            yield inputs, partial(_gates, given, inputs, weights)
 
 
 def _gates(given: Tensor, outputs: Tensor, weights: list[Tensor]) -> Tensor:
@@ -346,10 +352,10 @@ def scan(kept: Tensor, new: Tensor) -> Tensor:
     return new
 
 
-def _is_short(rows: Tensor) -> bool:
+def _is_short(inputs: Tensor) -> bool:
     """Return whether these are the few tokens of a drafting pass on a CPU."""
-    few = rows.shape[0] * rows.shape[1] <= FEW
-    return few and rows.device.type == "cpu" and not torch.is_grad_enabled()
+    few = inputs.shape[0] * inputs.shape[1] <= FEW
+    return few and inputs.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 @contextmanager

@@ -203,10 +203,10 @@ class Drafting:
         start, stop = layout.start(one.computed, total), layout.whole(one.length, total)
         if stop <= start:
             return
-        rows = one.window(start, stop)
-        positions, mask = layout.window(start, stop, 0, rows.device)
+        fused = one.window(start, stop)
+        positions, mask = layout.window(start, stop, 0, fused.device)
         head.backbone(
-            embeddings=rows[None],
+            embeddings=fused[None],
             positions=positions[None],
             mask=None if mask is None else mask[None],
             cache=self._begin([number], [start], stop),
@@ -295,9 +295,9 @@ class Drafting:
             torch.cat([frontier.tokens for frontier in frontiers]), last.features[parents]
         )
         fused, state = head.fuse(joined, branch(last.state, parents))
-        rows = padded.pad(fused)
+        embeddings = padded.pad(fused)
         if head.offsets is not None:  # contexts, then queries
-            rows = torch.cat([rows, padded.pad(fused[:, -1:] + head.offsets)], dim=1)
+            embeddings = torch.cat([embeddings, padded.pad(fused[:, -1:] + head.offsets)], dim=1)
         visible = self._shared_visible(chosen, last, parents, padded)
         starts = [one.length + one.blocks * block for one in chosen]
         positions, mask = self._layout.blocks(
@@ -307,7 +307,7 @@ class Drafting:
             [one.length + last.depth * block for one in chosen],
         )
         hidden = head.backbone(
-            embeddings=rows.flatten(1, 2),
+            embeddings=embeddings.flatten(1, 2),
             positions=positions,
             mask=mask,
             cache=self._begin(numbers, starts, 0),
@@ -350,6 +350,6 @@ class Drafting:
         return cache
 
 
-def _picked(rows: Tensor, index: Tensor) -> Tensor:
+def _picked(states: Tensor, index: Tensor) -> Tensor:
     """Pick T of n entries: ``[R, n, C]`` by ``[R, T]`` gives ``[R, T, C]``."""
-    return rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
+    return states.gather(1, index[..., None].expand(-1, -1, states.shape[-1]))

@@ -102,13 +102,13 @@ class HeadLayers(nn.Module):
         """
         self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
 
-    def train_blocks(self, **rows: Any) -> Tensor:
+    def train_blocks(self, **arguments: Any) -> Tensor:
         """Run the decoder blocks of a training pass; arguments are ``Backbone.forward``'s."""
-        on_cpu = rows["positions"].device.type == "cpu"
+        on_cpu = arguments["positions"].device.type == "cpu"
         if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
             raise FalconLabError(
                 f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
             )
-        fast = self._compiled if self.training and "cache" not in rows else None
-        hidden: Tensor = self.backbone(**rows) if fast is None else fast(**rows)
+        fast = self._compiled if self.training and "cache" not in arguments else None
+        hidden: Tensor = self.backbone(**arguments) if fast is None else fast(**arguments)
         return hidden

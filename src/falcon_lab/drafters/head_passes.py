@@ -80,15 +80,15 @@ class HeadForward(Forward):
         predicting = tokens.shape[0] * head.block
         if tokens.shape[1]:
             fused, state = head.fuse(head.join(tokens, features), state)
-        rows = fused.flatten(0, 1)
+        embeddings = fused.flatten(0, 1)
         if older.shape[0]:
-            rows = torch.cat([older, rows])
+            embeddings = torch.cat([older, embeddings])
         if head.offsets is not None:
-            newest = fused[:, -1:] if fused.shape[1] else rows[None, -1:]
-            rows = torch.cat([rows, (newest + head.offsets).flatten(0, 1)])
-        elif (missing := predicting - rows.shape[0]) > 0:
-            rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
-        hidden = _decoded(head, rows, new)[-predicting:]
+            newest = fused[:, -1:] if fused.shape[1] else embeddings[None, -1:]
+            embeddings = torch.cat([embeddings, (newest + head.offsets).flatten(0, 1)])
+        elif (missing := predicting - embeddings.shape[0]) > 0:
+            embeddings = torch.cat([embeddings, embeddings.new_zeros(missing, embeddings.shape[1])])
+        hidden = _decoded(head, embeddings, new)[-predicting:]
         return hidden, head.logits(hidden), fused, *(state or ())
 
     def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
@@ -96,8 +96,8 @@ class HeadForward(Forward):
         tokens, features, older, *parts, last, predicting = inputs
         head = self.drafter
         fused, state = head.fuse.until(head.join(tokens, features), state_of(parts), last)
-        rows = torch.cat((older, fused.flatten(0, 1)))
-        hidden = _decoded(head, rows, new).index_select(0, predicting)
+        embeddings = torch.cat((older, fused.flatten(0, 1)))
+        hidden = _decoded(head, embeddings, new).index_select(0, predicting)
         return hidden, head.logits(hidden), fused, *(state or ())
 
     def supports(self, inputs: Inputs) -> bool:
@@ -162,12 +162,12 @@ class HeadForward(Forward):
             yield [tokens, features, older, *(state or ())]
 
 
-def _decoded(head: HeadLayers, rows: Tensor, new: NewPositions | None) -> Tensor:
+def _decoded(head: HeadLayers, embeddings: Tensor, new: NewPositions | None) -> Tensor:
     """Send ``[n, C]`` through the decoder blocks; ``[n, H]``."""
     assert new is not None
     positions, mask, cache = new
     hidden: Tensor = head.backbone(
-        embeddings=rows[None],
+        embeddings=embeddings[None],
         positions=positions[None],
         mask=None if mask is None else mask[None],
         cache=cache,

@@ -149,10 +149,10 @@ class _Batch:
         prediction = head.predicted(hidden, where)
         return FirstPass(prediction, hidden, self.documents, self.blocks, state)
 
-    def _run(self, **rows: Any) -> Tensor:
+    def _run(self, **arguments: Any) -> Tensor:
         if self.cache is None:
-            return self.head.train_blocks(**rows)
-        hidden = self.head.train_blocks(**rows, cache=self.cache)
+            return self.head.train_blocks(**arguments)
+        hidden = self.head.train_blocks(**arguments, cache=self.cache)
         self.cache.truncate(self.inputs.tokens.shape[1])
         return hidden
 

@@ -28,10 +28,10 @@ class PackedDocuments:
     count: int
     longest: int
 
-    def unpack(self, rows: Tensor) -> Tensor:
+    def unpack(self, inputs: Tensor) -> Tensor:
         """Turn ``[B, T, C]`` into ``[D, longest, C]``, with zeros behind the end of a document."""
-        padded = rows.new_zeros(self.count, self.longest, rows.shape[-1])
-        return padded.index_put((self.number, self.offset), rows)
+        padded = inputs.new_zeros(self.count, self.longest, inputs.shape[-1])
+        return padded.index_put((self.number, self.offset), inputs)
 
     def pack(self, padded: Tensor) -> Tensor:
         """Turn ``[D, longest, C]`` into ``[B, T, C]``: the inverse of ``unpack``."""
@@ -113,15 +113,15 @@ def query_mask(documents: PackedDocuments, anchors: Anchors, block: int) -> Tens
     A query attends to its document up to its anchor and to the queries of its own anchor; nothing
     else attends to a query.
     """
-    batch, rows = documents.number.shape
-    column = torch.arange(rows, device=documents.number.device)
+    batch, tokens = documents.number.shape
+    column = torch.arange(tokens, device=documents.number.device)
     same = documents.number.unsqueeze(2) == documents.number.unsqueeze(1)
     context = same & (column <= column.unsqueeze(1))
     # Queries attend to the context that their anchor attends to.
-    seen = context.gather(1, anchors.column.unsqueeze(2).expand(-1, -1, rows))
+    seen = context.gather(1, anchors.column.unsqueeze(2).expand(-1, -1, tokens))
     queries = anchors.column.shape[1] * block
     owner = torch.arange(queries, device=column.device) // block
     own = (owner.unsqueeze(1) == owner).expand(batch, -1, -1)
-    above = torch.cat([context, context.new_zeros(batch, rows, queries)], dim=2)
+    above = torch.cat([context, context.new_zeros(batch, tokens, queries)], dim=2)
     below = torch.cat([seen.repeat_interleave(block, dim=1), own], dim=2)
     return torch.cat([above, below], dim=1)

@@ -132,10 +132,10 @@ def along_batch(target: Target, sizes: Sizes) -> Iterator[TimedPass]:
     """Make passes over B trees."""
     for batch in sizes.batches:
         cache = target.new_batch_cache(batch, sizes.context + sizes.tree)
-        for row in range(batch):
-            alone = cache.open(row)
+        for place in range(batch):
+            alone = cache.open(place)
             target.prefill(text(sizes.context, target), alone)
-            cache.fill(row, sizes.context)
+            cache.fill(place, sizes.context)
         trees = [tree_of(sizes.tree, target.device)] * batch
         yield TimedPass(VERIFY, "batch", batch, partial(target.verify_batch, trees, cache))
 

@@ -40,10 +40,10 @@ class Taps:
         self.layers = tuple(layers)
         self._seen: dict[int, Tensor] = {}
 
-    def see(self, layer: int, rows: Tensor) -> None:
+    def see(self, layer: int, hidden: Tensor) -> None:
         """Store ``[B, T, H]`` if the layer is one of those wanted."""
         if layer in self.layers:
-            self._seen[layer] = rows
+            self._seen[layer] = hidden
 
     def see_all(self, states: Sequence[Tensor] | None, count: int) -> None:
         """Store those wanted of a Hugging Face model's ``hidden_states``.
@@ -182,9 +182,9 @@ class Backbone(nn.Module):
             narrow = backend is not None
             masks = self._masks(mask, positions, cache, new, seen, dtype, narrow=narrow)
         if lean is not None and cache is not None:
-            rows = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
+            states = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
             attend = None if backend is None or masks is None else partial(backend, causal=causal)
-            return lean(rows, positions, masks, cache, attend, taps.see if taps else None)
+            return lean(states, positions, masks, cache, attend, taps.see if taps else None)
         output = self.base(
             input_ids=tokens,
             inputs_embeds=embeddings,

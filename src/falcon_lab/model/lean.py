@@ -40,9 +40,9 @@ class Norm:
     weight: Tensor
     epsilon: float
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """Scale ``[..., D]`` to norm one, and by the weights."""
-        return F.rms_norm(rows, rows.shape[-1:], self.weight, self.epsilon)
+        return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Projection:
     weight: Tensor
     bias: Tensor | None
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """Map ``[..., in]`` to ``[..., out]``."""
-        return F.linear(rows, self.weight, self.bias)
+        return F.linear(hidden, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class LeanLayers:
 
     def __call__(
         self,
-        rows: Tensor,
+        hidden: Tensor,
         positions: Tensor,
         mask: Masks,
         cache: KVCache,
@@ -120,7 +120,7 @@ class LeanLayers:
         """Append tokens to the cache.
 
         Args:
-            rows: ``[B, T, H]`` embeddings.
+            hidden: ``[B, T, H]`` embeddings.
             positions: ``[B or 1, T]`` long.
             mask: ``[B or 1, 1, T, S]`` bool (one for each kind of layer, where there are
                 several); None: every new token attends to every key.
@@ -131,19 +131,19 @@ class LeanLayers:
         Returns:
             ``[B, T, H]`` after the final norm.
         """
-        turn = self._turn(positions, rows.dtype)
+        turn = self._turn(positions, hidden.dtype)
         groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
         masks = _for_groups(mask, groups) if backend is None else mask
         for layer in self.layers:
             if see is not None:
-                see(layer.number, rows)
+                see(layer.number, hidden)
             of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
-            normed = layer.before_attention(rows)
-            rows = self._attend(layer, normed, turn, of_kind, cache, backend) + rows
-            between = layer.before_mlp(rows)
+            normed = layer.before_attention(hidden)
+            hidden = self._attend(layer, normed, turn, of_kind, cache, backend) + hidden
+            between = layer.before_mlp(hidden)
             inner = layer.activation(layer.gate(between)) * layer.up(between)
-            rows = layer.down(inner) + rows
-        return self.norm(rows)
+            hidden = layer.down(inner) + hidden
+        return self.norm(hidden)
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines, each ``[B or 1, 1, T, D]``."""
@@ -156,18 +156,18 @@ class LeanLayers:
     def _attend(
         self,
         layer: Layer,
-        rows: Tensor,
+        hidden: Tensor,
         turn: tuple[Tensor, Tensor],
         mask: Tensor | None,
         cache: KVCache,
         backend: Backend | None,
     ) -> Tensor:
-        batch, new = rows.shape[:2]
-        query, key = self._heads(layer.query(rows)), self._heads(layer.key(rows))
+        batch, new = hidden.shape[:2]
+        query, key = self._heads(layer.query(hidden)), self._heads(layer.key(hidden))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         query, key = _rotate(query, turn), _rotate(key, turn)
-        keys, values = cache.update(key, self._heads(layer.value(rows)), layer.number)
+        keys, values = cache.update(key, self._heads(layer.value(hidden)), layer.number)
         if backend is not None:
             seen = backend(query, keys, values, mask, scale=layer.scale)
         else:
@@ -179,9 +179,9 @@ class LeanLayers:
         seen = seen.reshape(batch, -1, new, self.head_size).transpose(1, 2)
         return layer.output(seen.reshape(batch, new, -1))
 
-    def _heads(self, rows: Tensor) -> Tensor:
+    def _heads(self, hidden: Tensor) -> Tensor:
         """Split ``[B, T, A·D]`` by head into ``[B, A, T, D]``."""
-        return rows.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return hidden.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 def supports(base: Any) -> bool:

@@ -141,12 +141,16 @@ def write(
 
 
 def write_together(
-    engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, *, rows: int = 2
+    engine: SpeculativeEngine,
+    prompts: Sequence[Sequence[int]],
+    new: int = 16,
+    *,
+    batch_size: int = 2,
 ) -> list[Generation]:
-    """Decode greedy texts in batches of ``rows``."""
+    """Decode greedy texts in batches of ``batch_size``."""
     return engine.generate_batch(
         [torch.tensor(prompt) for prompt in prompts],
-        batch_size=rows,
+        batch_size=batch_size,
         max_new_tokens=new,
         sampling=Sampling(),
         generators=[torch.Generator() for _ in prompts],

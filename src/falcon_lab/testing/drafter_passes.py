@@ -182,7 +182,7 @@ def check_that_drafts_leave_no_trace(case: Case) -> None:
         case,
         "drafts after rounds that drafted other tokens",
         ends,
-        "drop in observe() whatever draft() wrote: truncate caches to the committed rows, and "
+        "drop in observe() whatever draft() wrote: truncate caches to the committed tokens, and "
         "forget the states of branches",
     )
 
@@ -219,17 +219,17 @@ def check_that_a_prompt_may_come_in_parts(case: Case) -> None:
             ends.append([*first, *drafted.round(case.tested.generator(12))])
         _same_rounds(
             case,
-            f"drafts after a prompt in parts of {parts} rows",
+            f"drafts after a prompt in parts of {parts} tokens",
             ends,
             "an observation with remaining > 0 is a part of one prompt: the drafts after its last "
             "part are those after the whole",
         )
 
 
-def check_that_rows_may_come_in_rounds(case: Case) -> None:
+def check_that_tokens_may_come_in_rounds(case: Case) -> None:
     """Check that cached equals uncached: k more positions a round, or all of them at once.
 
-    Only multiples of k, since where the blocks of older rows lie may follow from the rounds.
+    Only multiples of k, since where the blocks of older tokens lie may follow from the rounds.
     """
     drafter = case.fresh()
     block = drafter.block
@@ -245,10 +245,10 @@ def check_that_rows_may_come_in_rounds(case: Case) -> None:
         ends.append(drafted.round(case.tested.generator(20)))
     _same_rounds(
         case,
-        f"drafts after {counts} rows in as many rounds",
+        f"drafts after {counts} tokens in as many rounds",
         ends,
-        "a cache must hold what computing all rows anew would give: look at positions, masks and "
-        "the rows that observe() appends",
+        "a cache must hold what computing all tokens anew would give: look at positions, masks and "
+        "the tokens that observe() appends",
     )
 
 
@@ -291,7 +291,7 @@ def check_that_branches_are_chains(case: Case) -> None:
             "a block of a frontier of several",
             together[one],
             alone,
-            "a block sees the committed rows, its ancestors and itself, never its neighbours",
+            "a block attends to committed tokens, its ancestors and itself, never its neighbours",
         )
 
 
@@ -312,7 +312,7 @@ def check_reserved_memory(case: Case) -> None:
         "kv_bytes of 1, 10 and 40 positions",
         expected="whole numbers that do not fall",
         found=found,
-        fix="count all rows of the text, and those of a round",
+        fix="count all positions of the text, and those of a round",
     )
 
 
@@ -342,7 +342,7 @@ def check_compiled_passes(case: Case) -> None:
             case,
             f"drafts through {name}",
             ends,
-            "a compiled pass does what the modules do, for every number of rows: look at padding, "
+            "a compiled pass does what the modules do, for every number of tokens: see padding, "
             "positions and masks",
         )
 
@@ -366,7 +366,7 @@ CHECKS: list[tuple[str, Any]] = [
     ("that drafting is repeatable", check_that_drafting_is_repeatable),
     ("that drafts leave no trace", check_that_drafts_leave_no_trace),
     ("that a prompt may come in parts", check_that_a_prompt_may_come_in_parts),
-    ("that rows may come in rounds", check_that_rows_may_come_in_rounds),
+    ("that tokens may come in rounds", check_that_tokens_may_come_in_rounds),
     ("that reset forgets", check_that_reset_forgets),
     ("that branches are chains", check_that_branches_are_chains),
     ("the memory that it reserves", check_reserved_memory),

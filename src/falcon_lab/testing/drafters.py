@@ -31,7 +31,7 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
     - It is a ``Drafter``, its passes have the shapes of ``DraftOutput``, and it changes nothing
       that it is given.
     - Drafting does not depend on how its state came about: what was drafted leaves no trace, a
-      prompt in parts is the whole prompt, rows observed in several rounds are rows observed at
+      prompt in parts is the whole prompt, tokens observed in several rounds are tokens observed at
       once, a tree's branch is a chain, and ``reset`` leaves nothing behind.
     - One whose passes can be compiled drafts the same through compiled passes and through graphs,
       which stand-ins take the place of (``testing/compiling.py``).
@@ -42,7 +42,7 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
       same.
     - With every built-in tree, greedy output is the target's token for token, and sampled output
       follows the target's distribution, at the edges too: a prompt of one token, an end inside a
-      draft, budgets of nothing, the target's last position, and rows of a batch.
+      draft, budgets of nothing, the target's last position, and sequences of a batch.
 
     Args:
         drafter: a YAML node, or what builds a drafter from a ``BuildContext``.
@@ -159,11 +159,11 @@ def check_batches(case: Case) -> None:
         expected = write(made, prompt, 12)
         case.tested.expect(
             ours.tokens == expected.tokens and ours.rounds == expected.rounds,
-            "a row of a batch of two",
+            "a sequence of a batch of two",
             expected=f"{expected.tokens}, accepted {[r.accepted for r in expected.rounds]}",
             found=f"{ours.tokens}, accepted {[r.accepted for r in ours.rounds]}",
-            fix="decoding copies a drafter for every row: keep the state of a text in attributes "
-            "that copy.deepcopy copies, never in the class or the module",
+            fix="decoding copies a drafter for every sequence: store the state of a text in "
+            "attributes that copy.deepcopy copies, never in the class or the module",
         )
 
 
@@ -173,5 +173,5 @@ CHECKS: list[tuple[str, Any]] = [
     ("that prompts may be read in chunks", check_chunks),
     ("that a seed's text is the target's", check_seeds),
     ("that sampled text follows the target", check_sampled),
-    ("that rows of a batch are separate", check_batches),
+    ("that sequences of a batch are separate", check_batches),
 ]

@@ -74,8 +74,8 @@ def test_auto_takes_what_was_fastest_and_says_so(monkeypatch: pytest.MonkeyPatch
     use_backend(target, AUTO, said.append)
     assert backend_of(target.backbone.implementation) == Merged(TorchFlash(), 4096)
     assert said == [
-        "target tiny-llama: attention torch_flash from 4096 rows of context on (a tree of 32 "
-        "nodes, ms a layer after 224 rows: sdpa 1.000, 2.000, 9.000; "
+        "target tiny-llama: attention torch_flash from 4096 tokens of context on (a tree of 32 "
+        "nodes, ms a layer after 224 tokens: sdpa 1.000, 2.000, 9.000; "
         "torch_flash 3.000, 3.000, 3.000)"
     ]
 

@@ -37,8 +37,8 @@ def block_mask(documents: Tensor, anchors: Tensor, block: int) -> Tensor:
         anchors: ``[B, A]`` long.
         block: k; with the root a block has k + 1 tokens.
     """
-    batch, rows = documents.shape
-    column = torch.arange(rows, device=documents.device)
+    batch, tokens = documents.shape
+    column = torch.arange(tokens, device=documents.device)
     own = documents.gather(1, anchors)
     context = (documents[:, None] == own[:, :, None]) & (column <= anchors[:, :, None])
     owner = torch.arange(anchors.shape[1], device=documents.device).repeat_interleave(block + 1)

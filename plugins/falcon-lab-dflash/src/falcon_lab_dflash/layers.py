@@ -61,10 +61,10 @@ class Rotation(NamedTuple):
         angle = torch.cat([angle, angle], dim=-1)
         return cls(angle.cos().to(dtype), angle.sin().to(dtype))
 
-    def turn(self, rows: Tensor) -> Tensor:
+    def turn(self, hidden: Tensor) -> Tensor:
         """Rotate ``[B, heads, n, D]``."""
-        first, second = rows.chunk(2, dim=-1)
-        return rows * self.cosine + torch.cat([-second, first], dim=-1) * self.sine
+        first, second = hidden.chunk(2, dim=-1)
+        return hidden * self.cosine + torch.cat([-second, first], dim=-1) * self.sine
 
 
 class DraftLayer(nn.Module):
@@ -84,19 +84,19 @@ class DraftLayer(nn.Module):
         self.up = nn.Linear(hidden, inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
 
-    def keys_values(self, rows: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Turn ``[B, n, H]`` of context or of a normed block into two ``[B, G, n, D]``."""
-        keys = self.key_norm(self._heads(self.key(rows), self.shape.groups))
-        return rotation.turn(keys), self._heads(self.value(rows), self.shape.groups)
+        keys = self.key_norm(self._heads(self.key(hidden), self.shape.groups))
+        return rotation.turn(keys), self._heads(self.value(hidden), self.shape.groups)
 
-    def normed(self, rows: Tensor) -> Tensor:
+    def normed(self, hidden: Tensor) -> Tensor:
         """Normalise a block's tokens for attention."""
-        normed: Tensor = self.before_attention(rows)
+        normed: Tensor = self.before_attention(hidden)
         return normed
 
     def forward(
         self,
-        rows: Tensor,
+        hidden: Tensor,
         normed: Tensor,
         rotation: Rotation,
         keys: Tensor,
@@ -106,7 +106,7 @@ class DraftLayer(nn.Module):
         """Send tokens of blocks through the layer.
 
         Args:
-            rows: ``[B, Q, H]``.
+            hidden: ``[B, Q, H]``.
             normed: the same behind the first norm.
             rotation: of their positions.
             keys: ``[B, G, S, D]``, of context and blocks.
@@ -121,13 +121,13 @@ class DraftLayer(nn.Module):
             attn_mask=None if mask is None else mask[:, None],
             enable_gqa=self.shape.heads != self.shape.groups,
         )
-        rows = rows + self.out(seen.transpose(1, 2).flatten(2))
-        inner = self.before_mlp(rows)
+        hidden = hidden + self.out(seen.transpose(1, 2).flatten(2))
+        inner = self.before_mlp(hidden)
         moved: Tensor = self.down(functional.silu(self.gate(inner)) * self.up(inner))
-        return rows + moved
+        return hidden + moved
 
-    def _heads(self, rows: Tensor, heads: int) -> Tensor:
-        return rows.view(*rows.shape[:-1], heads, self.shape.head).transpose(1, 2)
+    def _heads(self, hidden: Tensor, heads: int) -> Tensor:
+        return hidden.view(*hidden.shape[:-1], heads, self.shape.head).transpose(1, 2)
 
 
 class DraftModel(nn.Module):
@@ -162,9 +162,9 @@ class DraftModel(nn.Module):
         Returns:
             Keys and values, ``[layers, B, G, C, D]`` each.
         """
-        rows = self.fuse_norm(self.fuse(taps.to(self.dtype).flatten(2)))
+        hidden = self.fuse_norm(self.fuse(taps.to(self.dtype).flatten(2)))
         rotation = self.rotation(positions)
-        pairs = [layer.keys_values(rows, rotation) for layer in self.layers]
+        pairs = [layer.keys_values(hidden, rotation) for layer in self.layers]
         return torch.stack([k for k, _ in pairs]), torch.stack([v for _, v in pairs])
 
     def rotation(self, positions: Tensor) -> Rotation:

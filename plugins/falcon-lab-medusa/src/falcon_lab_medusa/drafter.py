@@ -81,9 +81,9 @@ class MedusaDrafter(TrainableDrafter):
     def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
         """Predict n rows for every input. A head reads no token, so there is nothing to reveal."""
         hidden = self._trunk(inputs.features)  # [B, T, n, H]
-        batch, rows = inputs.tokens.shape
-        slot = torch.arange(self.block, device=hidden.device).repeat(rows)
-        source = torch.arange(rows, device=hidden.device).repeat_interleave(self.block)
+        batch, tokens = inputs.tokens.shape
+        slot = torch.arange(self.block, device=hidden.device).repeat(tokens)
+        source = torch.arange(tokens, device=hidden.device).repeat_interleave(self.block)
         own, flat = bool(self.heads), hidden.flatten(1, 2)
         return Prediction(
             features=None if own else flat,

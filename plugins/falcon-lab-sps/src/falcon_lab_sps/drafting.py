@@ -50,9 +50,9 @@ class Drafting:
         self._chain = True  # whether every pass of the round had one block
         self._depth = 0  # passes since the root
 
-    def expect(self, rows: int) -> None:
+    def expect(self, positions: int) -> None:
         """Make the cache that large from the start."""
-        self._room = rows
+        self._room = positions
 
     def observe(self, tokens: Tensor, remaining: int) -> None:
         """Store ``[n]`` committed tokens until the next round, or read a prompt's part at once."""

@@ -55,12 +55,12 @@ class SmallModel(nn.Module):
     def _table(self) -> Any:
         return self.backbone.base.get_input_embeddings()
 
-    def forward(self, **rows: Any) -> Tensor:
+    def forward(self, **arguments: Any) -> Tensor:
         """Return the hidden states of ``tokens`` ``[B, T]``; see ``Backbone.forward`` for the rest.
 
         A token that only the target knows is read as the last one of the table.
         """
-        hidden: Tensor = self.backbone(**{**rows, "tokens": self.known(rows["tokens"])})
+        hidden: Tensor = self.backbone(**{**arguments, "tokens": self.known(arguments["tokens"])})
         return hidden
 
     def known(self, tokens: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def time_attention(
 
 
 def calls(
-    backends: Mapping[str, Backend], shape: AttentionShape, context: int, rows: int
+    backends: Mapping[str, Backend], shape: AttentionShape, context: int, nodes: int
 ) -> dict[str, Callable[[], Tensor]]:
     """Return the same attention through sdpa and every backend, set up but for what is timed."""
     drawn = torch.Generator().manual_seed(0)
@@ -117,20 +117,20 @@ def calls(
         made = torch.randn(1, heads, count, shape.head_size, generator=drawn)
         return made.to(shape.device, shape.dtype)
 
-    query = states(shape.heads, rows)
-    keys, values = (states(shape.groups, context + rows) for _ in range(2))
+    query = states(shape.heads, nodes)
+    keys, values = (states(shape.groups, context + nodes) for _ in range(2))
     scale = shape.head_size**-0.5
     # Two chains side by side: what decides the time of a tree is its number of nodes.
-    node = torch.arange(rows, device=shape.device)
+    node = torch.arange(nodes, device=shape.device)
     tree = ((node[:, None] >= node) & ((node[:, None] - node) % 2 == 0))[None, None]
-    whole = widened(tree, context + rows).repeat(1, 1, shape.heads // shape.groups, 1)
+    whole = widened(tree, context + nodes).repeat(1, 1, shape.heads // shape.groups, 1)
     sdpa = partial(
         F.scaled_dot_product_attention,
         *(fold(query, shape.groups), keys, values),
-        attn_mask=whole if rows > 1 else None,
+        attn_mask=whole if nodes > 1 else None,
         scale=scale,
     )
-    mask = tree if rows > 1 else None
+    mask = tree if nodes > 1 else None
     ours = {n: partial(b, query, keys, values, mask, scale=scale) for n, b in backends.items()}
     return {SDPA: sdpa, **ours}
 
@@ -245,12 +245,12 @@ def _fastest(
         return None
     picked = pick(timings)
     times = "; ".join(_times(name, timings) for name in (SDPA, *merged))
-    measured = f"(a tree of {NODES} nodes, ms a layer after {_listed(contexts)} rows: {times})"
+    measured = f"(a tree of {NODES} nodes, ms a layer after {_listed(contexts)} tokens: {times})"
     if picked is None:
         announce(f"target {target.name}: attention sdpa {measured}")
         return None
     name, least = picked
-    announce(f"target {target.name}: attention {name} from {least} rows of context on {measured}")
+    announce(f"target {target.name}: attention {name} from {least} tokens of context on {measured}")
     return Merged(merged[name].kernel, least)
 
 

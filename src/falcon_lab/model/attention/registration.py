@@ -67,11 +67,11 @@ class RegisteredAttention:
         if other or whole:
             mask = None if attention_mask is None else widened(attention_mask, seen)
             settings = others | {"dropout": dropout, "scaling": scaling}
-            rows, _ = AttentionInterface()["sdpa"](module, query, key, value, mask, **settings)
-            return rows, None
+            attended, _ = AttentionInterface()["sdpa"](module, query, key, value, mask, **settings)
+            return attended, None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows = self.backend(query, key, value, attention_mask, scale=scale, causal=causal)
-        return rows.transpose(1, 2).contiguous(), None
+        attended = self.backend(query, key, value, attention_mask, scale=scale, causal=causal)
+        return attended.transpose(1, 2).contiguous(), None
 
 
 def register(backend: Merged) -> str:

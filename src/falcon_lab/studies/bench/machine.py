@@ -165,10 +165,10 @@ class Floor:
     reached: float
 
 
-def floor_of(rows: Sequence[Record], cost: PassCost, machine: Machine) -> Floor | None:
+def floor_of(records: Sequence[Record], cost: PassCost, machine: Machine) -> Floor | None:
     """The floor under a method's passes; None for one that cannot be looked into."""
-    measured = sum(row.times.verify or 0.0 for row in rows)
-    passes = [shape for row in rows for shape in _passes(row)]
+    measured = sum(record.times.verify or 0.0 for record in records)
+    passes = [shape for record in records for shape in _passes(record)]
     if not passes or not measured:
         return None
     count = len(passes)
@@ -189,9 +189,9 @@ def floor_of(rows: Sequence[Record], cost: PassCost, machine: Machine) -> Floor 
     )
 
 
-def _passes(row: Record) -> Iterator[tuple[int, int]]:
+def _passes(record: Record) -> Iterator[tuple[int, int]]:
     """Yield tokens and context of every pass: the newest token is read with the draft tokens."""
-    for turn in row.turns:
+    for turn in record.turns:
         context = turn.prompt_tokens
         for nodes, accepted in zip(turn.rounds.nodes, turn.rounds.accepted, strict=True):
             yield nodes + 1, context
