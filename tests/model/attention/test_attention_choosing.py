@@ -94,7 +94,7 @@ def test_auto_measures_the_target_s_own_shapes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(choosing, "SECONDS", 1e-4)
     target, said = tiny_target(), list[str]()
     use_backend(target, AUTO, said.append)
-    assert "after 224 rows: sdpa 0." in said[0]  # its 256 positions hold no longer context
+    assert "after 224 tokens: sdpa 0." in said[0]  # its 256 positions hold no longer context
     assert "; torch_flash 0." in said[0]
 
 
