@@ -88,7 +88,7 @@ def test_a_really_compiled_pass_predicts_what_the_modules_predict(
     compiled = made.compiled(lines.append)
     compiled.prepare(1)
     [line] = lines
-    assert line.startswith("compiling drafter-1-by-1-after-0-rows-for-1, once: kept in")
+    assert line.startswith("compiling drafter-1-by-1-after-0-for-1, once: kept in")
     host, tokens = made.host, text(sum(lengths) + 1)
     read = host.tapped(made.taps).prefill(tokens[:-1], host.new_cache(10))
     outputs = []
