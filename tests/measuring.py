@@ -62,6 +62,7 @@ class Scripted:
         self.log = log if log is not None else []
         self.name = name
         self.lossless = lossless
+        self.opaque = False
         self.pause = pause
         self.prompts: list[list[int]] = []
         self.seeds: list[int] = []

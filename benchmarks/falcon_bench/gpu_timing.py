@@ -79,11 +79,11 @@ def rates(
         announce(f"warming up: {name}")
         write(engine, prompt, tokens)
     first = 0.0
-    if any(map(_opaque, engines.values())):
+    if any(engine.opaque for engine in engines.values()):
         first = median(write(reading, prompt, 1)[0] for _ in range(repeats + 1))
     for _, name in in_turns(list(engines), repeats):
         taken[name].append(write(engines[name], prompt, tokens))
-    return {name: _rate(taken[name], _opaque(engines[name]), first) for name in engines}
+    return {name: _rate(taken[name], engines[name].opaque, first) for name in engines}
 
 
 def write(engine: Engine, prompt: Tensor, tokens: int) -> tuple[float, Generation]:
@@ -123,7 +123,3 @@ def _rate(taken: Sequence[tuple[float, Generation]], opaque: bool, first: float)
 def _part(out: Generation, name: str) -> float:
     """Return the seconds that a part takes of a round."""
     return float(getattr(out.seconds, name)) / len(out.rounds)
-
-
-def _opaque(engine: Engine) -> bool:
-    return bool(getattr(engine, "opaque", False))

@@ -41,8 +41,8 @@ def walk(tree: TokenTree, step: Step) -> Acceptance:
         path.append(child)
 
 
-class Greedy(AcceptanceRule):
-    """Accept a node when it is the target's argmax after its parent, and so are its ancestors.
+class WithoutOptions(AcceptanceRule):
+    """Takes no options, and keeps the target's own output.
 
     Args:
         config: the component has no options.
@@ -53,6 +53,10 @@ class Greedy(AcceptanceRule):
 
     def __init__(self, config: None, context: BuildContext) -> None:
         del config, context
+
+
+class Greedy(WithoutOptions):
+    """Accept a node when it is the target's argmax after its parent, and so are its ancestors."""
 
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator
@@ -95,18 +99,8 @@ class Greedy(AcceptanceRule):
         return best, tree.depth.masked_fill(refused, -1).argmax(0, keepdim=True)
 
 
-class SamplingRule(AcceptanceRule):
-    """Rejection sampling over a tree: the output follows the target's own distribution.
-
-    Args:
-        config: the component has no options.
-        context: not needed.
-    """
-
-    lossless = True
-
-    def __init__(self, config: None, context: BuildContext) -> None:
-        del config, context
+class SamplingRule(WithoutOptions):
+    """Rejection sampling over a tree: the output follows the target's own distribution."""
 
     def __call__(
         self, tree: TokenTree, logits: Tensor, sampling: Sampling, generator: torch.Generator

@@ -44,7 +44,7 @@ def test_a_loop_s_rate_leaves_the_reading_of_the_prompt_out(
     round_ = Round(nodes=3, depth=2, passes=1, accepted=1, emitted=2)
     ours = Timed(clock, 2.0, 1.0, seconds=seconds, rounds=[round_] * 4)
     theirs = Timed(clock, 5.0, 3.0)
-    theirs.opaque = True  # type: ignore[attr-defined]
+    theirs.opaque = True
     said: list[str] = []
     found = rates(
         {"ours": ours, "theirs": theirs},

@@ -49,10 +49,12 @@ class Engine(ABC):
     Attributes:
         target: the model.
         decoding: how to run it.
+        opaque: False: it times its own rounds.
     """
 
     target: Target
     decoding: DecodingConfig
+    opaque = False
 
     @property
     @abstractmethod

@@ -35,8 +35,17 @@ Progress = Callable[[int, int, str], None]
 
 
 class Engine(Protocol):
-    """Answers a prompt. One with a lossy rule has ``lossless = False``; one that
-    only a stopwatch outside can time has ``opaque = True``."""
+    """Answers a prompt."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is the target's own."""
+        ...
+
+    @property
+    def opaque(self) -> bool:
+        """Whether only a stopwatch outside can time it."""
+        ...
 
     def generate(
         self,
@@ -112,7 +121,7 @@ def measure(
             if name != PLAIN:
                 three = zip(records[PLAIN], records[name], prompts, strict=True)
                 records[name] = [compare_with_plain(*each, logits) for each in three]
-    lossless = {n: bool(getattr(e, "lossless", True)) for n, e in session.engines.items()}
+    lossless = {n: e.lossless for n, e in session.engines.items()}
     return Measurement(records, lossless, session.repeats, session.warmups)
 
 
@@ -216,9 +225,7 @@ class _Session:
             tokens=[int(token) for token in out.tokens],
             text=self._text(prompt, out.tokens),
             finish=out.finish,
-            times=Times(watch.wall)
-            if getattr(engine, "opaque", False)
-            else _times(watch.wall, out),
+            times=Times(watch.wall) if engine.opaque else _times(watch.wall, out),
             rounds=_columns(out),
         )
 
@@ -244,10 +251,6 @@ class _Session:
             wall_repeats=walls,
             repeats_agree=all(answer == answers[0] for answer in answers),
         )
-
-
-def _opaque(engine: Engine) -> bool:
-    return bool(getattr(engine, "opaque", False))
 
 
 def _times(wall: float, out: Generation) -> Times:

@@ -9,10 +9,10 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from falcon_lab.interfaces import BuildContext, Drafter, Frontier, Observation
 from falcon_lab.timing import Stopwatch
@@ -85,7 +85,8 @@ def timed_passes(
     """Make every pass at every size, ready to run."""
 
     def drafting(host: Target, context: int) -> Drafter:
-        return started(components.build("drafter", drafter, BuildContext(host)), host, context)
+        built: Drafter = components.build("drafter", drafter, BuildContext(host))
+        return started(built, host, context)
 
     root = Frontier.root(target.device)
     long = target
@@ -158,9 +159,9 @@ def first_pass(drafter: Drafter, root: Frontier, along: str, size: int) -> Timed
     return TimedPass(FIRST, along, size, partial(drafter.draft, root))
 
 
-def started(drafter: Any, target: Target, context: int) -> Drafter:
+def started(drafter: Drafter, target: Target, context: int) -> Drafter:
     """Let a drafter read a context; the drafter."""
-    if hasattr(drafter, "eval"):
+    if isinstance(drafter, nn.Module):
         drafter.to(target.device).eval()
     layers = drafter.taps
     features = torch.randn(context, target.hidden_size, device=target.device, dtype=target.dtype)
@@ -175,8 +176,7 @@ def started(drafter: Any, target: Target, context: int) -> Drafter:
         )
     )
     drafter.draft(Frontier.root(target.device))
-    found: Drafter = drafter
-    return found
+    return drafter
 
 
 def tree_of(nodes: int, device: torch.device) -> TokenTree:
