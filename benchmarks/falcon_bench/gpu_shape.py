@@ -170,7 +170,7 @@ def bench_shape(
 
     Returns:
         ``date``, ``command``, ``versions``, ``hardware``, ``git``, ``plan``, ``notes`` (what was
-        said on the way), ``machine``, ``cost`` (of a target pass) and ``contexts``: what
+        announced on the way), ``machine``, ``cost`` (of a target pass) and ``contexts``: what
         ``at_context`` says of each.
     """
     notes: list[str] = []

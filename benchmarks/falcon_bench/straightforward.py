@@ -6,7 +6,7 @@ the same random numbers. What it keeps of the official way: float32 logits over 
 vocabulary, of the student and of the teacher, for every row, those that do not count and padding
 too, in the glance pass and once more for the loss; plain softmax, logarithm and products over all
 of them, masked at the end; a teacher pass for every phase that is studied; accuracy in every step;
-and, where asked for, each document as a padded sequence of its own. (The official code reads the
+and, where configured, each document as a padded sequence of its own. (The official code reads the
 teacher's features from disk and has one document a step; here they are computed on line, as ours
 are.)
 

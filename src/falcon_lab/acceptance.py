@@ -122,7 +122,7 @@ def accept_deterministic(
 
     A sibling is then accepted with p[x] in all, and what is drawn after all of them were refused
     is p without them. That is a draw from p which continues below the sibling it hits, and is done
-    so: a round takes as many draws as tokens, in the order in which plain decoding takes them, so
+    so: a round takes as many draws as tokens, in the order in which plain decoding draws them, so
     that a seed gives both the same text.
     """
     tokens = tree.tokens.tolist()

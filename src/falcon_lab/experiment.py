@@ -21,7 +21,7 @@ from falcon_lab.run import Run
 def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
     """Run the stages that the experiment names.
 
-    ``announce`` takes one line for the user at a time.
+    ``announce`` is called with one line for the user at a time.
 
     Raises:
         FalconLabError: for whatever the user can mend; what was finished stays finished.

@@ -157,7 +157,7 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
 
 
 def literal(tree: Any) -> Any:
-    """Return the tree with ``${`` escaped, so that OmegaConf takes the text as it stands."""
+    """Return the tree with ``${`` escaped, so that OmegaConf reads the text as it stands."""
     if isinstance(tree, Mapping):
         return {key: literal(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

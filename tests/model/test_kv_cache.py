@@ -100,7 +100,7 @@ def test_truncate_drops_the_newest_positions_and_refuses_to_grow() -> None:
     cache = filled(6)
     cache.truncate(2)
     assert marks(cache, 0) == [0, 1]
-    with pytest.raises(FalconLabError, match="cannot keep 3 of the KV cache's 2 positions"):
+    with pytest.raises(FalconLabError, match="cannot cut the KV cache's 2 positions to 3"):
         cache.truncate(3)
 
 

@@ -170,5 +170,5 @@ def test_layers_that_cannot_be_tapped_are_refused(layers: tuple[int, ...], said:
 def test_a_model_that_keeps_its_layers_to_itself_is_refused(
     states: tuple[Tensor, ...] | None,
 ) -> None:
-    with pytest.raises(FalconLabError, match="does not tell the hidden states"):
+    with pytest.raises(FalconLabError, match="does not return the hidden states"):
         Taps((0,)).see_all(states, 3)

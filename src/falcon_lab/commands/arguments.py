@@ -106,5 +106,5 @@ def announce(line: str) -> None:
 
 
 def progress(line: str) -> None:
-    """Print a line on stderr, where stdout holds what the command was asked for."""
+    """Print a line on stderr, where stdout has the command's own output."""
     click.echo(line, err=True)

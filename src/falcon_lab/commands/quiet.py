@@ -1,4 +1,4 @@
-"""Keeps other libraries' tips out of the command line's output; progress and warnings stay.
+"""Silence other libraries' tips on the command line; progress and warnings stay.
 
 Set up before the heavy imports, which are not needed for it, and undone at the end: a program that
 calls the library is not touched.

@@ -229,13 +229,13 @@ class EvaluationConfig:
     top_k: int = ranged(0, least=0)
     top_p: float = ranged(1.0, above=0, most=1)
     stop: list[str] = field(default_factory=list)
-    """Strings that end an answer; the answer keeps what stands before them."""
+    """Strings that end an answer; what stands before them belongs to the answer."""
     repeats: int = ranged(3, least=1)
     """Timed passes over the prompts; the median of each prompt counts."""
     warmup: int = ranged(1, least=0)
     """Prompts decoded by every method before the clock starts."""
     threads: int | None = ranged(None, least=1)
-    """CPU threads of torch while decoding; null keeps what torch chose."""
+    """CPU threads of torch while decoding; null: as torch chose."""
     hf_generate: bool = True
     """Measure Hugging Face ``generate`` beside our loops."""
     seed: int = ranged(0, least=0)

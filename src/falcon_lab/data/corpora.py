@@ -84,7 +84,7 @@ def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) ->
     if split not in SPLITS:
         raise FalconLabError(f"no split {split!r}; choose one of {', '.join(SPLITS)}")
     if limit is not None and limit < 1:
-        raise FalconLabError(f"corpus {name}: at least 1 document is needed, asked for {limit}")
+        raise FalconLabError(f"corpus {name}: at least 1 document is needed, not {limit}")
     if name == "generated":
         count = _ENDLESS if limit is None else limit
         texts = enumerate(generate_modules(split, count, seed))

@@ -47,7 +47,7 @@ def prepare_data(
 
     Raises:
         FalconLabError: the corpus cannot be read, or a feature store is named and the drafter
-            reads hidden states of layers, which no store keeps.
+            reads hidden states of layers, which no store has.
     """
     data = FalconDataModule.for_target(config, target)
     if config.feature_store is not None:
@@ -156,7 +156,7 @@ class FalconDataModule(LightningDataModule):
         self._train = train
 
     def _documents(self) -> Iterable[Encoded]:
-        """Return the training documents, some continued by the target where asked for."""
+        """Return the training documents, some continued by the target where configured."""
         config = self.config
         encoded = self._encoded("train", config.documents)
         if not config.regenerate:
@@ -243,7 +243,7 @@ class FalconDataModule(LightningDataModule):
         return Share(self.trainer.global_rank, self.trainer.world_size)
 
     def _length(self, share: Share) -> int:
-        """Return the batches of one process in what Lightning takes for an epoch."""
+        """Return the batches of one process in what Lightning calls an epoch."""
         trainer = self.trainer
         if trainer is not None and trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
             return int(trainer.max_steps * trainer.accumulate_grad_batches)

@@ -30,7 +30,7 @@ class Prompt:
     Attributes:
         id: unique in its set; the ``question_id`` of the answers.
         category: what results are grouped by.
-        turns: what is said, one text a turn.
+        turns: the user's texts, one a turn.
     """
 
     id: str

@@ -96,7 +96,7 @@ class BatchStream:
 
     Args:
         batches: all batches.
-        length: batches that this process takes between one ``iter`` and its end.
+        length: batches that this process has between one ``iter`` and its end.
         share: which process this is.
         workers: processes that prepare batches ahead.
     """

@@ -36,7 +36,7 @@ def assemble(
         parts: ``tree``, ``acceptance`` and ``controller``: objects, or the nodes that describe
             them.
         components: build the nodes.
-        decoding: how the engine runs; None takes the defaults.
+        decoding: how the engine runs; None: the defaults.
     """
     context = BuildContext.of(target, drafter)
     made = (components.provide(kind, parts[key], context) for key, kind in KINDS.items())
@@ -54,6 +54,6 @@ def choose_drafter(drafter: Drafter, decoding: DecodingConfig, announce: Announc
 
 
 def prepare(engine: SpeculativeEngine) -> None:
-    """Compile what the engine's rounds need now: it takes long, and would be timed with them."""
+    """Compile what the engine's rounds need now: it is slow, and would be timed with them."""
     engine.target.prepare(engine.max_nodes)
     engine.drafter.prepare(engine.tree_builder.max_depth + 1)

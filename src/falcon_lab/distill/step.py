@@ -1,4 +1,4 @@
-"""One training step or validation step on one batch, whoever runs it.
+"""Run one training step or validation step on one batch, without Lightning.
 
     teacher  one forward pass of the target               → features (its logits where needed)
     glance   a drafter pass without gradient              → where it is wrong → what is revealed

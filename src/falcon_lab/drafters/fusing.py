@@ -1,9 +1,9 @@
 """Fuse a token's embedding with its feature, linearly or by an LSTM over time, for a head's blocks.
 
-An LSTM takes its steps one by one and its sequences side by side. One sequence a document pads all
-of them to the longest: three times the tokens, where documents are of all lengths. So on a CPU the
-documents of a packed batch are laid end to end in streams as long as the longest of them, in which
-nearly every token belongs to one.
+An LSTM computes its steps one by one and its sequences in parallel. One sequence a document pads
+all of them to the longest: three times the tokens, where documents are of all lengths. So on a CPU
+the documents of a packed batch are laid end to end in streams as long as the longest of them, in
+which nearly every token belongs to one.
 
 Shapes: D sequences, L tokens of a sequence or a stream, B batch, T tokens of packed documents, N
 streams, M layers of an LSTM, I its input, C channels of a joined token, W of a fused one, H hidden.
@@ -212,7 +212,7 @@ class Fuse(Fusing):
     """Turn ``[D, L, 2H]`` into ``[D, L, H]``.
 
     ``lstm`` recurs over the tokens of a sequence (Falcon, arXiv 2412.12639 §3.2);
-    ``lstm_positionwise`` takes every token for a sequence of its own, which is what the official
+    ``lstm_positionwise`` treats every token as a sequence of its own, which is what the official
     code computes (an LSTM that is not ``batch_first``, at batch size 1); ``linear`` is EAGLE's.
 
     Args:
@@ -333,7 +333,7 @@ class Fuse(Fusing):
 
 
 def _gates(given: Tensor, outputs: Tensor, weights: list[Tensor]) -> Tensor:
-    """Compute a layer's gates, of which the kernels keep nothing, from its inputs and outputs."""
+    """Compute a layer's gates, which the kernels do not return, from its inputs and outputs."""
     into, onto, *biases = weights
     before = functional.pad(outputs, (0, 0, 1, -1))
     return functional.linear(given, into, biases[0] + biases[1]) + functional.linear(before, onto)

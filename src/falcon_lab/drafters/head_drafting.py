@@ -90,7 +90,7 @@ class Drafting:
 
     @torch.no_grad()
     def observe(self, number: int, observation: Observation) -> None:
-        """Keep new positions until the next round computes them, or compute a prompt's part."""
+        """Store new positions until the next round computes them, or compute a prompt's part."""
         one = self._sequences[number]
         one.pending.append(observation)
         if self._last is not None:

@@ -1,4 +1,4 @@
-"""What a head's drafting keeps between passes: of every sequence, and of a round's branches.
+"""The state of a head's drafting between passes: of every sequence, and of a round's branches.
 
 Shapes: R sequences, L committed tokens of a sequence, F blocks of a pass, P cached blocks of a
 round, k block, C channels of a fused token, M LSTM layers, H hidden.

@@ -71,7 +71,7 @@ def first_pass(
         documents: where each of them is.
         phase: ``[B, T]`` long, constant in a document.
         reveal: labels that are revealed.
-        cache: takes the keys and values of the T tokens, for later passes.
+        cache: stores the keys and values of the T tokens, for later passes.
 
     Raises:
         FalconLabError: labels are to be shown to a head that reads no features.
@@ -218,7 +218,7 @@ class TrainingCache(Cache):
         return new
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` positions after a pass; queries behind them are dropped."""
+        """Truncate to the first ``length`` positions after a pass, without the queries behind."""
         self._layers = {
             number: (keys[:, :, :length], values[:, :, :length])
             for number, (keys, values) in self._layers.items()

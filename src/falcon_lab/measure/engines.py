@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Methods:
-    """Holds the engines of a measurement that draft, and what is said about them.
+    """Holds the engines of a measurement that draft, and what is reported about them.
 
     Attributes:
         engines: method -> engine, in the order of the configuration.
@@ -176,7 +176,7 @@ class Setup:
         """Return kind of component -> name, distribution and version.
 
         Args:
-            drafter: the object; whether it is compiled is said too.
+            drafter: the object; whether it is compiled is reported too.
             node: its own.
             nodes: of tree, acceptance and controller.
         """

@@ -1,4 +1,4 @@
-"""Keep every answer in a file as it comes, so that a killed measurement can be resumed.
+"""Store every answer in a file as it comes, so that a killed measurement can be resumed.
 
 The file's name is a hash of all that decides what is measured, so the same measurement finds its
 answers again, for another table too.

@@ -59,7 +59,7 @@ def paired_ratio(
     """Divide the time per token of ``base`` by that of ``other``: how much faster it is.
 
     Each is (seconds ``[P]``, new tokens ``[P]``), prompt by prompt in the same order. A resample
-    draws P prompts with replacement and takes both methods' figures of each (Efron & Tibshirani,
+    draws P prompts with replacement and uses both methods' figures of each (Efron & Tibshirani,
     *An Introduction to the Bootstrap*, 1993, ch. 13: the percentile interval), so that what makes
     a prompt hard for both does not widen the interval.
 

@@ -54,7 +54,7 @@ class Taps:
         """
         if states is None or len(states) != count + 1:
             raise FalconLabError(
-                "the target's model does not tell the hidden states of its layers, which this "
+                "the target's model does not return the hidden states of its layers, which this "
                 "drafter reads; choose another target or another drafter"
             )
         for layer in self.layers:
@@ -201,7 +201,7 @@ class Backbone(nn.Module):
         return hidden
 
     def tapped(self, layers: Sequence[int], **inputs: Any) -> tuple[Tensor, ...]:
-        """Run ``forward`` and keep the hidden states of some layers.
+        """Run ``forward`` and collect the hidden states of some layers.
 
         Returns:
             Hidden states ``[B, T, H]`` and, unless ``layers`` is empty, ``[B, T, L, H]``.

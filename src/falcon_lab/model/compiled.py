@@ -123,10 +123,10 @@ another pass to compile."""
 
 PADDING = 80
 """Cache positions beyond what is needed: for the padding of a pass, and so that no cache is too
-small for what a compiled pass takes for granted."""
+small for what a compiled pass assumes."""
 
 CONTEXT = 2
-"""Positions of context that a compiled pass takes for granted: tracing tells one from several."""
+"""Positions of context that a compiled pass assumes: tracing distinguishes one from several."""
 
 
 class CompiledPass(ForwardPass):
@@ -231,7 +231,7 @@ class CompiledPass(ForwardPass):
         """Return what ``_appended`` gives for N new positions, and which dimensions of it vary.
 
         Raises:
-            FalconLabError: a layer keeps nothing of its own.
+            FalconLabError: a layer stores nothing of its own.
         """
         layout = self._forward.layout
         layers = [layer for layer in layout.layers if layer is not None]

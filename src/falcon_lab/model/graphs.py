@@ -4,7 +4,7 @@ A graph knows shapes and addresses, and nothing else: where new keys go, the att
 length of the context are all read from tensors. Keys that every new position attends to,
 ``earlier`` of them, need no mask, which lets a kernel without one read them (``attention/``); the
 rest, a tail of fixed width behind them, is attended to under a mask made on the device. As the text
-grows, the next graph takes over every so many keys.
+grows, the next graph is used every so many keys.
 
 Shapes: n new positions, N the same with padding, W columns of a mask, O of them about older keys,
 T keys of the tail, G key/value heads, C capacity, D head size.
@@ -40,20 +40,20 @@ PADDING = 64
 """Cache positions beyond what is needed, for padding (the widest gap between sizes)."""
 
 STEP = 256
-"""Keys after which the next graph takes over; long contexts take longer steps (1/32 to 1/64)."""
+"""Keys after which the next graph is used; long contexts have longer steps (1/32 to 1/64)."""
 
 
 class GraphStorage:
     """Memory for one sequence, and the graphs over it.
 
-    A new cache takes the memory over from the one before, which holds nothing from then on. So one
+    A new cache reuses the memory of the one before, which is empty from then on. So one
     sequence is decoded at a time, and every one finds the graphs ready. The memory grows when a
     longer sequence comes, and its graphs are captured anew.
 
     Args:
         forward: whose keys and values are kept.
         attempts: captures.
-        step: keys after which the next graph takes over, in short contexts; a power of two.
+        step: keys after which the next graph is used, in short contexts; a power of two.
     """
 
     def __init__(self, forward: Forward, attempts: Attempts, step: int = STEP) -> None:
@@ -73,7 +73,7 @@ class GraphStorage:
 
     @property
     def nbytes(self) -> int:
-        """Return the memory that the next cache takes over."""
+        """Return the bytes that the next cache reuses."""
         return 0 if self._lent is None else self._lent.nbytes
 
     def new_cache(self, positions: int, most: int | None = None) -> KVCache:
@@ -97,7 +97,7 @@ class GraphStorage:
         return self._lent
 
     def owns(self, cache: KVCache) -> bool:
-        """Return whether graphs can be over a cache: the one asked for last, with some context."""
+        """Return whether graphs can be over a cache: the newest one, with some context."""
         return cache is self._lent and cache.length > 0
 
     def replay(
@@ -295,7 +295,7 @@ class GraphPass(ForwardPass):
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the memory of the last cache, which the next one takes over."""
+        """Return the bytes of the last cache, which the next one reuses."""
         return self._storage.nbytes
 
     def capacity(self, positions: int) -> int:

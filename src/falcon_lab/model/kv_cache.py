@@ -1,8 +1,8 @@
 """A preallocated KV cache behind the layered cache interface of Hugging Face.
 
-Every layer keeps every position, sliding-window layers too: windows are written into the mask
+Every layer stores every position, sliding-window layers too: windows are written into the mask
 (``backbone.py``), so that a tree can be verified and its accepted path committed in one way for all
-families. Keys are rotated when they are written, at the position that they keep.
+families. Keys are rotated when they are written, at their final position.
 
 Shapes: L layers, B sequences, R sequences of a pass, G key/value heads, C capacity, n new tokens,
 S positions seen, D head size, M committed positions.
@@ -67,7 +67,7 @@ class KVCache(Cache):
 
     @property
     def layout(self) -> KVLayout:
-        """What every layer keeps: as given, or as far as it is known by now."""
+        """Return what every layer stores: as given, or as far as it is known by now."""
         if self._layout is not None:
             return self._layout
         return KVLayout.of(self._states, positions=self.positions is not None)
@@ -115,7 +115,7 @@ class KVCache(Cache):
         They are for a pass that writes its states itself and then calls ``advance``.
 
         Raises:
-            FalconLabError: a layer keeps nothing of its own, or nothing was read yet.
+            FalconLabError: a layer stores nothing of its own, or nothing was read yet.
         """
         if self._flat is None:
             pairs = [pair for pair in self._states if pair is not None]
@@ -136,7 +136,7 @@ class KVCache(Cache):
     ) -> None:
         """Commit the path of every sequence's tree, in place, and drop the rest of the tree.
 
-        Sequence b keeps position ``starts[b] + paths[b][i]`` as ``starts[b] + i``.
+        Position ``starts[b] + paths[b][i]`` of sequence b becomes ``starts[b] + i``.
 
         Args:
             starts: length of every sequence before its tree was read.
@@ -151,7 +151,7 @@ class KVCache(Cache):
     def truncate(self, length: int) -> None:
         """Truncate to the first ``length`` positions."""
         if not 0 <= length <= self.length:
-            raise FalconLabError(f"cannot keep {length} of the KV cache's {self.length} positions")
+            raise FalconLabError(f"cannot cut the KV cache's {self.length} positions to {length}")
         self._set_length(length)
 
     def begin(
@@ -233,11 +233,11 @@ class KVCache(Cache):
 
     def _set_length(self, length: int) -> None:
         self.length = length
-        # Layers that keep nothing of their own (they read another layer's) stay empty.
+        # Layers that store nothing of their own (they read another layer's) stay empty.
         self._filled = [length if filled else 0 for filled in self._filled]
 
     def _allocate(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Allocate a layer: a slice of the pool of all layers that keep the same.
+        """Allocate a layer: a slice of the pool of all layers that store the same.
 
         One pool makes a commit two kernels instead of two per layer.
         """

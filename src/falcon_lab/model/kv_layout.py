@@ -1,6 +1,6 @@
 """What a KV cache stores of every position, known before any of its memory is allocated.
 
-Families name the sizes of their heads in many ways, share layers, and keep keys and values of
+Families name the sizes of their heads in many ways, share layers, and store keys and values of
 different widths; a pass over one token shows what their layers hand to a cache
 (``Backbone.layout``).
 
@@ -44,7 +44,7 @@ class KVLayout:
     """What every layer stores of a position.
 
     Attributes:
-        layers: None for a layer that keeps nothing of its own (it reads another one's).
+        layers: None for a layer that stores nothing of its own (it reads another one's).
         positions: whether the position itself is kept too (for sliding windows).
     """
 
@@ -71,7 +71,7 @@ class KVLayout:
         return self.per_position * capacity * batch
 
     def alike(self, layer: int) -> tuple[int, ...]:
-        """Return the layers that keep the same as this one, itself among them."""
+        """Return the layers that store the same as this one, itself among them."""
         return tuple(i for i, kept in enumerate(self.layers) if kept == self.layers[layer])
 
 

@@ -126,7 +126,7 @@ class LeanLayers:
                 several); None: every new token attends to every key.
             cache: earlier keys and values.
             backend: attends; its masks may be about the last keys alone. None: PyTorch's sdpa.
-            see: takes a layer's number and the hidden states ``[B, T, H]`` that it reads.
+            see: is called with a layer's number and the hidden states ``[B, T, H]`` that it reads.
 
         Returns:
             ``[B, T, H]`` after the final norm.

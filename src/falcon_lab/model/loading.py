@@ -1,7 +1,7 @@
 """Load a causal LM from the hub or a folder, and prove that it can be a target.
 
 What cannot be a target is refused in one line. Whether a family reads position ids, supports a 4-D
-mask, keeps nothing outside the cache and has no unknown scale on its logits is not written in any
+mask, stores nothing outside the cache and has no unknown scale on its logits is not written in any
 configuration: a few tokens, verified as a tree when the target is loaded, show it.
 
 Shapes: T tokens, V vocabulary.
@@ -39,8 +39,8 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info) -> Target:
     """The frozen target, on its device, proven to be one by a few tokens.
 
-    Code from a model's repository is never run, and pickled weights are not read. ``announce``
-    takes a line on the attention that was chosen, where the configuration leaves that open.
+    Code from a model's repository is never run, and pickled weights are not read. ``announce`` is
+    called with a line on the attention that was chosen, where the configuration leaves that open.
 
     Raises:
         FalconLabError: with the reason and the file or key at fault.
@@ -134,7 +134,7 @@ def _refuse_state(name: str, kind: str, class_name: Any) -> None:
 
     if getattr(getattr(transformers, str(class_name), None), "_is_stateful", False):
         raise FalconLabError(
-            f"target {name} ({kind}) keeps a recurrent state besides keys and values: a tree of "
+            f"target {name} ({kind}) has a recurrent state besides keys and values: a tree of "
             "drafts cannot be verified through it; choose a target with attention layers alone"
         )
 

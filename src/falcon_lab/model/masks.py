@@ -69,7 +69,7 @@ def windowed(mask: Tensor, queries: Tensor, keys: Tensor, window: int) -> Tensor
 
 
 def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:
-    """Return a bool mask [B or 1, T, S] in the form that an attention implementation takes.
+    """Return a bool mask [B or 1, T, S] in the form that an attention implementation expects.
 
     Eager attention *adds* its mask: a boolean one would be wrong without any error.
 
@@ -78,7 +78,7 @@ def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:
         take one of the last keys alone), or a ``BlockMask``.
 
     Raises:
-        FalconLabError: for an implementation that takes no mask of ours.
+        FalconLabError: for an implementation that supports no mask of ours.
     """
     if implementation == "sdpa" or implementation.startswith(PREFIX):
         return mask[:, None]

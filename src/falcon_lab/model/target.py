@@ -40,7 +40,7 @@ from falcon_lab.model.passes import (
 from falcon_lab.tree import TokenTree
 
 NOT_STORED = (
-    "data.feature_store keeps the target's features, and this drafter also reads hidden states of "
+    "data.feature_store has the target's features, and this drafter also reads hidden states of "
     "its layers; set data.feature_store=null to compute both on line"
 )
 
@@ -147,17 +147,17 @@ class Target:
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for one sequence of up to ``capacity`` positions, with its tree.
 
-        With CUDA graphs it takes over the memory of the one before, which is of no use any more.
+        With CUDA graphs it reuses the memory of the one before, which becomes invalid.
         """
         return self._pass.new_cache(capacity)
 
     def kv_bytes(self, capacity: int) -> int:
-        """Return the memory that a cache of that capacity takes, exactly."""
+        """Return the bytes of a cache of that capacity, exactly."""
         return self._pass.cache_bytes(capacity)
 
     @property
     def kv_allocated(self) -> int:
-        """Return the memory that is taken already, and that the next cache takes over."""
+        """Return the bytes that are allocated already, and that the next cache reuses."""
         return self._pass.reserved_bytes
 
     @torch.no_grad()
@@ -309,7 +309,7 @@ class Target:
         """Read a tree; output i is that of node i after its path.
 
         All N nodes are in the cache afterwards, provisionally: ``cache.commit([start], [path])``
-        with the length before keeps a path of them.
+        with the length before retains a path of them.
         """
         start, nodes = cache.length, tree.nodes
         if nodes == 1:

@@ -14,7 +14,7 @@ Compiler = Callable[[Call], Call]
 
 
 class Compiled:
-    """A call through ``torch.compile``, or the plain one where compiling fails, which is said once.
+    """A call through ``torch.compile``; where compiling fails, announced once, the plain one.
 
     Compiling happens in the first calls and again for shapes that are new; a failure may come from
     the system (no C++ compiler) as well as from the code.

@@ -20,7 +20,7 @@ class HistoryLogger(Logger):
     """Appends ``{"step": …, "<metric>": …}`` lines to one file.
 
     A resumed run continues the same file. Steps that were logged before a kill and are trained
-    again stand twice; ``read_history`` takes the later ones.
+    again stand twice; ``read_history`` returns the later ones.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The plots of a run: training curves, and the ``methods`` of ``results.json``.
 
-Each takes its part of the results and returns SVG text, or ``""`` where there is nothing to draw.
+Each draws its part of the results and returns SVG text, or ``""`` where there is nothing to draw.
 """
 
 from __future__ import annotations

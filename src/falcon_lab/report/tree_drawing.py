@@ -46,7 +46,7 @@ def visible(text: str, limit: int = 14) -> str:
 
 
 class TreeRecorder:
-    """Records the trees of one generation; an engine takes it as ``on_round``.
+    """Records the trees of one generation; an engine calls it as ``on_round``.
 
     Args:
         decode: token ids -> text.

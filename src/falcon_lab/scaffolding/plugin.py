@@ -17,7 +17,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.registry import Components
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-"""What pip takes for a name (the packaging user guide, "Names and normalization")."""
+"""What pip accepts as a name (the packaging user guide, "Names and normalization")."""
 
 
 @dataclass(frozen=True, slots=True)

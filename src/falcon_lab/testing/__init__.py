@@ -5,7 +5,7 @@
     def test_my_head_keeps_its_promises() -> None:
         check_drafter({"name": "my-head", "hidden": 16})
 
-Every check takes a YAML node, whose plug-in must be installed, or a function that builds the
+Every check is given a YAML node, whose plug-in must be installed, or a function that builds the
 component from a ``BuildContext``. It makes tiny targets in memory, needs neither a test runner nor
 a network nor a GPU, and is seeded. What does not hold is a ``ContractError``, which is an
 ``AssertionError``: it says what was expected, what was found, and what to do.

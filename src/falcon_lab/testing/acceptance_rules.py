@@ -258,7 +258,7 @@ def check_distribution(tested: ComponentUnderTest, rule: Any, proposal: str) -> 
             f"the output for {proposal} trees",
             torch.tensor(texts),
             table.exact(ROOT, sampling),
-            "see acceptance/sampling.py for rules that keep it, or call the rule lossy "
+            "see falcon_lab/acceptance.py for rules that keep it, or call the rule lossy "
             "(lossless = False); the drafter's probabilities must not count where candidates were "
             "chosen",
         )

@@ -17,10 +17,10 @@ from falcon_lab.interfaces import Announce, Compiled, Outputs
 
 
 class Pretend:
-    """Runs the module itself, and refuses what a compiled pass does not support.
+    """Run the module itself, and refuse what a compiled pass does not support.
 
     Attributes:
-        names: of the passes that were asked for.
+        names: of the passes that were requested.
         calls: how often any of them ran.
     """
 
@@ -72,7 +72,7 @@ def traced(
 
 
 class Repeating:
-    """Runs again what it was given, and fills the same outputs, as a graph does.
+    """Repeat what was captured into the same outputs, as a graph does.
 
     Attributes:
         captures: how many there were.
@@ -98,7 +98,7 @@ class Repeating:
 
 
 def unflattened(flat: list[Tensor], inputs: tuple[Any, ...]) -> list[Any]:
-    """Tensors in the order of a compiled pass, grouped as the module takes them.
+    """Tensors in the order of a compiled pass, grouped as the module's arguments.
 
     Raises:
         AssertionError: there are more or fewer than in the example.

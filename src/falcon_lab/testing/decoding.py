@@ -36,7 +36,7 @@ TREES: dict[str, dict[str, Any]] = {
 """One of each kind, that any drafter can grow."""
 
 CELLS = 4
-"""Outcomes that must be common for a fit to say something."""
+"""Outcomes that must be common for a fit to be meaningful."""
 
 
 def build_drafter(

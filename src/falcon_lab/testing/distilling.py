@@ -63,7 +63,7 @@ def distillation(
         steps: of the whole training.
         seed: of everything random.
         lr: the largest learning rate.
-        hyperparameters: that its checkpoints keep.
+        hyperparameters: that its checkpoints store.
         config: more of ``schema.DistillationConfig``.
     """
     from falcon_lab.distill.module import Distillation

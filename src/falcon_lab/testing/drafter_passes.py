@@ -48,7 +48,7 @@ def check_declarations(case: Case) -> None:
         "needs",
         expected="frozenset() or frozenset({'features'})",
         found=repr(needs),
-        fix="layers in the middle of the target are asked for by the attribute taps",
+        fix="layers in the middle of the target are named by the attribute taps",
     )
     most = drafter.max_passes
     tested.expect(

@@ -102,8 +102,8 @@ def check_that_nothing_leaks(case: Case) -> None:
                 f"rows whose source is {source} or older, when newer inputs change",
                 expected="the same prediction",
                 found=f"a difference of {apart:.2g}",
-                fix="a row sees inputs up to its source alone; else it reads its own label in "
-                "training, and fails in drafting. Look at the mask, and at shifts by one",
+                fix="a row depends on inputs up to its source alone; else it reads its label in "
+                "training, and fails in drafting. Check the mask, and shifts by one",
             )
 
 
@@ -141,7 +141,7 @@ def check_that_documents_are_separate(case: Case) -> None:
         packed([together]),
         [together],
         "a document packed among others",
-        "a row sees inputs of its own document alone, and its position counts from there",
+        "a row depends on inputs of its own document alone, and its position counts from there",
     )
 
 
@@ -222,7 +222,7 @@ def check_that_training_is_drafting(case: Case) -> None:
         "rows of training that drafting has too",
         expected="some",
         found="none",
-        fix="a row's source is the newest input that it sees, as drafting would see it",
+        fix="a row's source is the newest input that it depends on, as in drafting",
     )
 
 

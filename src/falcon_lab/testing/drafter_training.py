@@ -185,7 +185,7 @@ def check_glances(case: Case) -> None:
             torch.where(mask[..., None], some.features, again.features),
         )
         same = drafter(inputs(), same_rows)
-    fix = "take the label's token and feature in place of a row's input where reveal.mask says so"
+    fix = "take the label's token and feature in place of a row's input where reveal.mask is true"
     case.same("a glance that shows nothing", logits_of(case, shown), logits_of(case, blind), fix)
     case.same(
         "a glance, when labels that it does not show change",

@@ -27,7 +27,7 @@ def check_objective(objective: Recipe, *, block: int = 2, seed: int = 0) -> None
       very sure or have no token; no rows give no numbers.
     - A row's terms depend on that row alone: in parts, the numbers are those of the whole.
     - The student learns: gradients are numbers and not all zero; nothing of what is given is
-      changed. What random numbers it takes come from ``rows.generator``.
+      changed. Its random numbers come from ``rows.generator``.
     - A drafter without features is served, or refused with a ``FalconLabError``.
 
     Args:

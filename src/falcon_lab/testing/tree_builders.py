@@ -71,7 +71,7 @@ def check_tree_builder(
             check_limits(tested, target, block, has_paths=has_paths)
             check_rounds(tested, target, block, has_paths=has_paths)
         with tested.checking(f"sampled trees for blocks of {block}"):
-            if not has_paths:  # whoever has_paths paths draws nothing
+            if not has_paths:  # one with paths draws nothing
                 check_sampled(tested, target, block)
         with tested.checking(f"decoding with blocks of {block}"):
             check_decoding(tested, target, block, has_paths=has_paths)
@@ -365,7 +365,7 @@ def _check_node(
         f"the node at {path}, below the root",
         expected=f"a block that was expanded at {above} in pass {number + 1}",
         found=done.expanded[number] if number < len(done.expanded) else "no such pass",
-        fix="a node comes from the rows of the block above it, which the drafter must be asked for",
+        fix="a node comes from the rows of the block above it, which must have been expanded",
     )
     logits = source.logits(above)
     proposed = row < len(logits) and bool(logits[row, path[-1]].isfinite())

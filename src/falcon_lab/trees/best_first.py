@@ -8,7 +8,7 @@ out while the tree grows, and the result is the same.
 Candidates are few, and the host waits for the device once a pass; so they are compared in plain
 Python, where a dozen costs less than one more kernel.
 
-Which row of a pass a node takes its candidates from is the rule of ``layout.py``: the nodes of one
+Which row of a pass a node's candidates come from is the rule of ``layout.py``: the nodes of one
 depth below a block's node share a row.
 
 Shapes: F blocks of a pass, k block, m candidates of a row, n most nodes of the tree, W width.
@@ -198,7 +198,7 @@ class OptimalTree(BestFirstTree):
     If the drafter's probabilities were the target's, no tree of that size and depth would have more
     tokens accepted. Every node that could have one of the best below it is expanded, and every
     candidate that could be one is looked at, so nothing is approximated; a pass may take up to
-    ``nodes`` blocks, though it rarely takes more than a few.
+    ``nodes`` blocks, though it rarely expands more than a few.
 
     Args:
         config: the size, and the passes.

@@ -1,7 +1,7 @@
-"""The buffers of a template: which candidate every node takes, and what every pass expands.
+"""The buffers of a template: which candidate every node is, and what every pass expands.
 
 The rule behind all of it (Falcon, arXiv 2412.12639, §3.4, written for any k): a node at depth L
-takes its candidate from row (L - 1) mod k of the block that was expanded at its ancestor of depth
+has its candidate from row (L - 1) mod k of the block that was expanded at its ancestor of depth
 ⌊(L - 1) / k⌋·k. The rows of one block come from one pass, so nodes below different children of a
 block's node share their candidates. A block is expanded only where a node has children.
 

@@ -102,7 +102,7 @@ def test_auto_says_when_there_is_nothing_to_compare() -> None:
     target, said = tiny_target(), list[str]()
     use_backend(target, AUTO, said.append, kernels=[])
     assert said == [
-        "target tiny-llama: attention sdpa: no other takes heads of 8 numbers in float32 on cpu"
+        "target tiny-llama: attention sdpa: no other supports heads of 8 numbers in float32 on cpu"
     ]
 
 

@@ -34,7 +34,7 @@ def test_it_tells_the_log_sum_exp_of_the_scores(dtype: torch.dtype, causal: bool
 def test_it_refuses_what_it_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = TorchFlash()
     assert kernel.refuses(CPU, torch.float64, 7) is None
-    assert kernel.refuses(CPU, torch.int64, 8) == "it takes no torch.int64"
+    assert kernel.refuses(CPU, torch.int64, 8) == "it does not support torch.int64"
     assert "not on mps" in str(kernel.refuses(torch.device("mps"), torch.float16, 64))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
     assert kernel.refuses(CUDA, torch.float16, 64) == "this build of PyTorch has none"

@@ -34,7 +34,7 @@ _CLOSING: tuple[Template, ...] = tuple(
 def module_seed(split: str, index: int, seed: int = 0) -> int:
     """Return the seed of document ``index`` of a split; no two (split, index, seed) share one."""
     if not 0 <= index < _RANGE:
-        raise ValueError(f"a split has {_RANGE} documents, asked for number {index}")
+        raise ValueError(f"a split has {_RANGE} documents, and no number {index}")
     return (seed * len(SPLITS) + SPLITS.index(split)) * _RANGE + index
 
 

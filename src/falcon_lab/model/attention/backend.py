@@ -69,7 +69,7 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name that ``target.attention`` takes."""
+        """Return its name, as a value of ``target.attention``."""
         ...
 
     def refuses(self, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:

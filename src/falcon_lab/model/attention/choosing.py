@@ -1,4 +1,4 @@
-"""Choose the attention of a target: asked for by name, or measured layer for layer.
+"""Choose the attention of a target: configured by name, or measured layer for layer.
 
 Every choice is announced. A name that this machine cannot run is an error; a model whose layers
 leave nothing to merge keeps the attention that it was loaded with, and the reason is announced.
@@ -233,7 +233,7 @@ def _fastest(
     kernels: Sequence[Kernel],
     announce: Callable[[str], None],
 ) -> Merged | None:
-    """Measure, say what was found, and the backend that is worth having."""
+    """Measure and announce the times; return the backend that is faster than sdpa, if one is."""
     longest = max(1, target.max_positions - NODES)
     contexts = sorted({min(context, longest) for context in CONTEXTS})
     merged = {kernel.name: Merged(kernel) for kernel in kernels}
@@ -241,7 +241,7 @@ def _fastest(
     if merged:
         timings = list(time_attention(merged, shape, contexts, [NODES], seconds=SECONDS))
     if not timings:
-        announce(f"target {target.name}: attention sdpa: no other takes {_words(shape)}")
+        announce(f"target {target.name}: attention sdpa: no other supports {_words(shape)}")
         return None
     picked = pick(timings)
     times = "; ".join(_times(name, timings) for name in (SDPA, *merged))

@@ -32,7 +32,7 @@ class TorchFlash:
     def refuses(self, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
         """Why it cannot run on such tensors here, or None."""
         if device.type == "cpu":
-            return None if dtype.is_floating_point else f"it takes no {dtype}"
+            return None if dtype.is_floating_point else f"it does not support {dtype}"
         if device.type != "cuda":
             return f"it runs on cpu and cuda, not on {device.type}"
         if not torch.backends.cuda.is_flash_attention_available():
@@ -53,9 +53,9 @@ class TorchFlash:
 def refused_by_gpu(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """What FlashAttention 2 asks of a GPU and of the tensors on it."""
     if dtype not in (torch.float16, torch.bfloat16):
-        return f"on a GPU it takes float16 and bfloat16, not {dtype}".replace("torch.", "")
+        return f"on a GPU it supports float16 and bfloat16, not {dtype}".replace("torch.", "")
     if head_size > LARGEST_HEAD or head_size % 8:
-        return f"it takes heads of 8, 16, … {LARGEST_HEAD} numbers, not {head_size}"
+        return f"it supports heads of 8, 16, … {LARGEST_HEAD} numbers, not {head_size}"
     if _capability(device.index) < (8, 0):
         return "the GPU is older than Ampere"
     return None

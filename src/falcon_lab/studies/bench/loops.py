@@ -97,7 +97,7 @@ class Benchmark:
     Attributes:
         others: method -> what decodes without a drafter of ours, ``plain`` first.
         loops: those of them that are our own.
-        methods: what drafts, and what is said about it and about what is left out.
+        methods: what drafts, and what is reported about it and about what is left out.
     """
 
     others: dict[str, Engine]

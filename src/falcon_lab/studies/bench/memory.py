@@ -39,7 +39,7 @@ class Peak:
 def peak_of(call: Callable[[], object], device: torch.device) -> Peak | None:
     """Run ``call`` and watch torch's memory on a GPU, the process's resident set on a CPU.
 
-    None where the system does not tell (it takes Linux's ``clear_refs``).
+    None where the system does not report it (Linux's ``clear_refs`` is needed).
     """
     gc.collect()
     if device.type == "cuda":

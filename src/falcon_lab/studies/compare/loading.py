@@ -49,7 +49,7 @@ BASE, VARIANTS = "base", "variants"
 HEAD_KEYS = (*HEAD_NODES, "optional", "train", "drafters_of", "spend")
 TRAINING = ("target", "data", "distil")
 BUDGETS = ["chain-4", "tree-16", "own"]
-"""What runs are compared with where nothing else is said."""
+"""Budgets that runs are compared with by default."""
 
 
 def load_plan(
@@ -87,7 +87,7 @@ def is_short_form(path: Path, overrides: Sequence[str]) -> bool:
         tree, _ = read_yaml(path)
         apply_overrides(tree, parse_overrides(overrides), DEFAULT_NAMES)
     except ConfigError:
-        return False  # whoever loads it names what is wrong, and where
+        return False  # loading it names what is wrong, and where
     return not tree.get("heads") and bool(tree.get(VARIANTS) or tree.get("seeds"))
 
 
@@ -181,7 +181,7 @@ def finished_plan(
 
 
 def _lender(name: str, config: ComparisonConfig) -> str:
-    """The head whose drafters ``name`` takes; empty for one with its own."""
+    """Return the head whose drafters ``name`` uses; empty for one with its own."""
     node = config.heads[name]
     if "drafters_of" not in node:
         return ""

@@ -133,10 +133,10 @@ class ComparisonConfig:
     heads: dict[str, Node] = field(default_factory=dict)
     """Head -> what differs from the experiment; ``optional: true`` leaves a head out whose plug-in
     is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
-    another head whose trained drafters this one takes, to decode with them otherwise. ``spend``
+    another head whose trained drafters this one uses, to decode with them otherwise. ``spend``
     says what else differs at a budget, for a head that the rule does not fit."""
     only: list[str] = field(default_factory=list)
-    """Heads that are compared; empty takes all."""
+    """Heads that are compared; empty: all."""
     budgets: list[str] = field(default_factory=lambda: ["best"])
     """``chain-D`` (D tokens in a row), ``tree-N`` (N nodes where the drafter is surest), ``own``
     (the head's tree) and ``best`` (of those in ``tuning.grid``, on validation prompts)."""
@@ -157,7 +157,7 @@ class Head:
         trains: whether it has weights.
         experiments: training seed -> the experiment that trains it, in its run's folder.
         folders: training seed -> the saved drafter's folder.
-        drafters_of: the head whose drafters it takes; empty for one with its own.
+        drafters_of: the head whose drafters it uses; empty for one with its own.
         spend: budget -> the experiment that says how the head spends it, where the rule does not.
     """
 

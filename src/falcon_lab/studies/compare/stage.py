@@ -83,7 +83,7 @@ def compare(
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Keep other comparisons out of a folder.
+    """Lock a folder against other comparisons.
 
     Raises:
         FalconLabError: one is at work there.

@@ -136,7 +136,7 @@ class TracedRound:
     Attributes:
         ranks: of the true tokens, from the root on, as long as they are among the candidates and
             add to the text. A tree that holds the first n of them emits n + 1 tokens.
-        known: true tokens that there were to be found; fewer than asked for at a text's end.
+        known: true tokens that could be found; fewer than requested at a text's end.
         confidence: the drafter's log-probability of its own likeliest path after each pass.
         limit: longest path that the round may draft.
     """
