@@ -150,8 +150,7 @@ def tune(
     experiment = bench_experiment(drafter, rows, overrides_of(options, overrides))
 
     from falcon_lab.measure.results import write_results
-    from falcon_lab.studies.tune.fragment import write_fragment
-    from falcon_lab.studies.tune.report import format_tune, write_plots
+    from falcon_lab.studies.tune.report import format_tune, write_fragment, write_plots
     from falcon_lab.studies.tune.stage import Limits
     from falcon_lab.studies.tune.stage import tune as tune_tree
 

@@ -13,10 +13,10 @@ from fakes.itself import TargetItself
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.plugins.builtins import DynamicTreeConfig
-from falcon_lab.studies.tune.choosing import choose
+from falcon_lab.studies.tune.choosing import best_growth, choose
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench
-from falcon_lab.studies.tune.replay import best_growth, estimate
+from falcon_lab.studies.tune.replay import estimate
 from falcon_lab.studies.tune.texts import Text, write_texts
 from falcon_lab.trees.best_first import DynamicTree
 from tiny_models import tiny_target

@@ -23,11 +23,11 @@ from falcon_lab.studies.tune.measuring import (
     Bench,
     Sample,
     curve,
+    doubling,
     fitted,
     measure_costs,
     middle,
     shapes,
-    widths,
 )
 from falcon_lab.studies.tune.texts import ReplayedRound, Text, write_texts
 from falcon_lab.trees.best_first import DynamicTree
@@ -94,9 +94,9 @@ def test_no_shape_asks_for_more_children_than_there_are_tokens() -> None:
 
 
 def test_widths_double_and_end_with_the_most() -> None:
-    assert widths(64) == [1, 2, 4, 8, 16, 32, 64]
-    assert widths(12) == [1, 2, 4, 8, 12]
-    assert widths(1) == [1]
+    assert doubling(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert doubling(12) == [1, 2, 4, 8, 12]
+    assert doubling(1) == [1]
 
 
 @given(st.floats(0, 200), st.floats(0, 200))

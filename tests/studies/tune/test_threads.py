@@ -9,8 +9,8 @@ from falcon_lab.studies.tune import measuring as threads
 from falcon_lab.studies.tune.measuring import (
     ThreadCost,
     choose_threads,
+    doubling,
     fastest,
-    thread_counts,
     time_threads,
 )
 from tiny_models import tiny_target
@@ -20,7 +20,7 @@ from tiny_models import tiny_target
     ("cores", "counts"), [(0, [1]), (1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
 )
 def test_powers_of_two_and_all_cores_are_tried(cores: int, counts: list[int]) -> None:
-    assert thread_counts(cores) == counts
+    assert doubling(cores) == counts
 
 
 def test_the_cheapest_is_taken_and_of_two_alike_the_one_with_fewer_threads() -> None:

@@ -10,18 +10,26 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from falcon_lab.config.schema import Experiment, MethodConfig
-from falcon_lab.interfaces import Drafter
+from falcon_lab.controllers import Confidence, Fixed
+from falcon_lab.interfaces import Drafter, LengthController
+from falcon_lab.plugins.builtins import ConfidenceConfig, DynamicTreeConfig, FixedConfig
 from falcon_lab.studies.tune.costs import Costs
-from falcon_lab.studies.tune.replay import DraftingPolicy, Estimate, TracedRound, odds, trace
+from falcon_lab.studies.tune.measuring import Bench
+from falcon_lab.studies.tune.replay import (
+    DraftingPolicy,
+    Estimate,
+    TracedRound,
+    estimate,
+    odds,
+    trace,
+)
 from falcon_lab.studies.tune.search import Candidate, best_tree
 from falcon_lab.studies.tune.texts import Text
+from falcon_lab.trees.best_first import DynamicTree
 from falcon_lab.trees.paths import Path
-
-if TYPE_CHECKING:
-    pass
 
 TUNED, DYNAMIC, OWN = "tuned", "tuned dynamic", "own"
 
@@ -194,3 +202,77 @@ def _line(choice: Choice, rounds: int) -> str:
         f"  after {rounds} rounds: {len(tree.paths)} nodes, depth {height}, {stopping}, "
         f"{tree.tokens:.2f} tokens in {1000 * tree.seconds:.2f} ms"
     )
+
+
+NODES = (6, 8, 10, 12, 16, 24, 32, 48, 64)
+GROWN_THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
+BEAMS = (1, 2, 4)
+PATIENCE = 2
+"""Sizes in a row that may bring nothing before no larger one is tried."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Holds a dynamic tree and its estimate.
+
+    Attributes:
+        tree: its options.
+        threshold: of the ``confidence`` controller; None is ``fixed``.
+        estimate: on the texts.
+    """
+
+    tree: DynamicTreeConfig
+    threshold: float | None
+    estimate: Estimate
+
+
+def best_growth(
+    bench: Bench, texts: Sequence[Text], costs: Costs, *, nodes: int, depth: int
+) -> Growth:
+    """Find the limits with the most expected tokens a second, found one after the other.
+
+    First nodes and threshold together, with a beam of two; nodes are added while it helps. Then
+    the beam.
+
+    Args:
+        bench: what is replayed.
+        texts: the target's own.
+        costs: of this machine.
+        nodes: most draft tokens.
+        depth: longest path.
+    """
+
+    def attempt(size: int, beam: int, threshold: float | None) -> Growth:
+        tree = DynamicTreeConfig(nodes=size, beam=beam, width=4, depth=depth)
+        return Growth(tree, threshold, _estimate(bench, texts, costs, tree, threshold))
+
+    found: list[Growth] = []
+    for threshold in (None, *GROWN_THRESHOLDS):
+        rates: list[float] = []
+        for size in [n for n in NODES if n <= nodes] or [nodes]:
+            found.append(attempt(size, 2, threshold))
+            rates.append(found[-1].estimate.rate)
+            if len(rates) - rates.index(max(rates)) > PATIENCE:
+                break
+    best = max(found, key=_rate)
+    beams = [attempt(best.tree.nodes, b, best.threshold) for b in BEAMS if b != best.tree.beam]
+    return max([best, *beams], key=_rate)
+
+
+def _rate(growth: Growth) -> float:
+    return growth.estimate.rate
+
+
+def _estimate(
+    bench: Bench,
+    texts: Sequence[Text],
+    costs: Costs,
+    tree: DynamicTreeConfig,
+    threshold: float | None,
+) -> Estimate:
+    engine = bench.engine(DynamicTree(tree, bench.context))
+    controller: LengthController = Fixed(FixedConfig(), bench.context)
+    if threshold is not None:
+        controller = Confidence(ConfidenceConfig(threshold=threshold), bench.context)
+    engine.controller = controller
+    return estimate(engine, texts, costs, builder="dynamic", asked=threshold is not None)

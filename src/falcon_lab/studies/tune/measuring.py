@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,10 +68,9 @@ class ThreadCost:
         return self.step + self.verify
 
 
-def thread_counts(cores: int) -> list[int]:
-    """Return the powers of two below ``cores``, and ``cores``."""
-    doubled = [2**power for power in range(cores.bit_length()) if 2**power < cores]
-    return [*doubled, max(1, cores)]
+def doubling(most: int) -> list[int]:
+    """Return 1, 2, 4, … and ``most``, which is at least 1."""
+    return [*(2**i for i in range(most.bit_length()) if 2**i < most), max(1, most)]
 
 
 def time_threads(target: Target, counts: Sequence[int], nodes: int = NODES) -> list[ThreadCost]:
@@ -107,7 +106,7 @@ def choose_threads(target: Target, announce: Callable[[str], None]) -> int:
         target: on a CPU.
         announce: is called with one line for the user.
     """
-    costs = time_threads(target, thread_counts(usable_cores()))
+    costs = time_threads(target, doubling(usable_cores()))
     best = fastest(costs)
     listed = ", ".join(
         f"{cost.threads}: {1000 * cost.step:.2f} and {1000 * cost.verify:.2f} ms" for cost in costs
@@ -149,12 +148,6 @@ class Sample:
     prefill: float
 
 
-def widths(nodes: int) -> list[int]:
-    """Return the powers of two below ``nodes``, and ``nodes``."""
-    doubled = [2**i for i in range(nodes.bit_length()) if 2**i < nodes]
-    return [*doubled, nodes]
-
-
 def shapes(block: int, nodes: int, vocabulary: int) -> dict[str, list[Path]]:
     """Trees that tell apart what nodes, passes and blocks cost.
 
@@ -164,7 +157,7 @@ def shapes(block: int, nodes: int, vocabulary: int) -> dict[str, list[Path]]:
         vocabulary: a node has no more children.
     """
     found: dict[str, list[Path]] = {
-        f"{n} nodes": [(r,) for r in range(n)] for n in widths(min(nodes, vocabulary))
+        f"{n} nodes": [(r,) for r in range(n)] for n in doubling(min(nodes, vocabulary))
     }
     for passes in (1, 2, 4):
         found[f"{passes} passes"] = _chain((0,), passes * block)
@@ -371,9 +364,4 @@ def curve(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
             groups[-1].append(point)
         else:
             groups.append([point])
-    return [(_mean(x for x, _ in g), _mean(y for _, y in g)) for g in groups]
-
-
-def _mean(values: Any) -> float:
-    found = list(values)
-    return float(sum(found) / len(found))
+    return [(fmean(x for x, _ in g), fmean(y for _, y in g)) for g in groups]

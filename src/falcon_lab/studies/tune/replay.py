@@ -22,15 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.controllers import Confidence, Fixed
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.interfaces import Drafter, Frontier, LengthController
+from falcon_lab.interfaces import Drafter, Frontier
 from falcon_lab.measure.statistics import Interval, paired_ratio
-from falcon_lab.plugins.builtins import ConfidenceConfig, DynamicTreeConfig, FixedConfig
 from falcon_lab.studies.tune.costs import Costs
-from falcon_lab.studies.tune.measuring import Bench
 from falcon_lab.studies.tune.texts import Reader, Text, replay
-from falcon_lab.trees.best_first import DynamicTree
 from falcon_lab.trees.paths import Path
 
 
@@ -275,80 +271,6 @@ def _ranks(logits: Tensor, truth: Sequence[int]) -> list[int]:
             break
         found.append(row.index(token))
     return found
-
-
-NODES = (6, 8, 10, 12, 16, 24, 32, 48, 64)
-THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
-BEAMS = (1, 2, 4)
-PATIENCE = 2
-"""Sizes in a row that may bring nothing before no larger one is tried."""
-
-
-@dataclass(frozen=True)
-class Growth:
-    """Holds a dynamic tree and its estimate.
-
-    Attributes:
-        tree: its options.
-        threshold: of the ``confidence`` controller; None is ``fixed``.
-        estimate: on the texts.
-    """
-
-    tree: DynamicTreeConfig
-    threshold: float | None
-    estimate: Estimate
-
-
-def best_growth(
-    bench: Bench, texts: Sequence[Text], costs: Costs, *, nodes: int, depth: int
-) -> Growth:
-    """Find the limits with the most expected tokens a second, found one after the other.
-
-    First nodes and threshold together, with a beam of two; nodes are added while it helps. Then
-    the beam.
-
-    Args:
-        bench: what is replayed.
-        texts: the target's own.
-        costs: of this machine.
-        nodes: most draft tokens.
-        depth: longest path.
-    """
-
-    def attempt(size: int, beam: int, threshold: float | None) -> Growth:
-        tree = DynamicTreeConfig(nodes=size, beam=beam, width=4, depth=depth)
-        return Growth(tree, threshold, _estimate(bench, texts, costs, tree, threshold))
-
-    found: list[Growth] = []
-    for threshold in (None, *THRESHOLDS):
-        rates: list[float] = []
-        for size in [n for n in NODES if n <= nodes] or [nodes]:
-            found.append(attempt(size, 2, threshold))
-            rates.append(found[-1].estimate.rate)
-            if len(rates) - rates.index(max(rates)) > PATIENCE:
-                break
-    best = max(found, key=_rate)
-    beams = [attempt(best.tree.nodes, b, best.threshold) for b in BEAMS if b != best.tree.beam]
-    return max([best, *beams], key=_rate)
-
-
-def _rate(growth: Growth) -> float:
-    return growth.estimate.rate
-
-
-def _estimate(
-    bench: Bench,
-    texts: Sequence[Text],
-    costs: Costs,
-    tree: DynamicTreeConfig,
-    threshold: float | None,
-) -> Estimate:
-    engine = bench.engine(DynamicTree(tree, bench.context))
-    controller: LengthController = Fixed(FixedConfig(), bench.context)
-    if threshold is not None:
-        controller = Confidence(ConfidenceConfig(threshold=threshold), bench.context)
-    engine.controller = controller
-    return estimate(engine, texts, costs, builder="dynamic", asked=threshold is not None)
 
 
 @dataclass(frozen=True)

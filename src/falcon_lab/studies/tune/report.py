@@ -1,7 +1,8 @@
-"""Show the results of tuning: its tables, and its plots as SVG. Works on the results alone."""
+"""Show the results of tuning: tables, plots as SVG, and the tree as YAML; from results alone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,45 @@ def _notes(results: Results) -> list[str]:
     if results["experiment"]["evaluation"]["temperature"] > 0:
         notes.append("Predictions are those of greedy decoding, which stands in for sampling here.")
     return notes + exclamations(warnings(results))
+
+
+# --- the tree's YAML ----------------------------------------------------------------------------
+
+
+HEADER = """\
+# A tree for {drafter} on {machine}, tuned by falcon-lab on {date}: {tokens:.2f} tokens in
+# {milliseconds:.2f} ms a round are expected.
+#
+#     lightning run EXPERIMENT.yaml {name}
+#     falcon-lab bench --drafter DRAFTER --tree {name}
+"""
+
+
+def fragment(results: Mapping[str, Any], name: str) -> str:
+    """Return the text of a YAML with the tuned tree.
+
+    Args:
+        results: of ``tune``.
+        name: of the file, for the comment.
+    """
+    found = results["tune"]
+    estimate = found["predicted"][found["chosen"]]
+    rows = results["experiment"]["evaluation"]["methods"]
+    head = HEADER.format(
+        drafter=Path(rows[found["chosen"]]["drafter_path"] or "the drafter").name,
+        machine=results["hardware"]["gpu"] or results["hardware"]["cpu"],
+        date=results["date"][:10],
+        tokens=estimate["tau"],
+        milliseconds=estimate["milliseconds"],
+        name=name,
+    )
+    # JSON in one line is YAML too, and quotes the zeros of paths.
+    nodes = [f"{key}: {json.dumps(found[key])}\n" for key in ("tree", "controller")]
+    if threads := results["experiment"]["evaluation"]["threads"]:
+        nodes.append(f"evaluation: {json.dumps({'threads': threads})}\n")
+    return head + "".join(nodes)
+
+
+def write_fragment(path: Path, results: Mapping[str, Any]) -> Path:
+    """Write the file whole or not at all."""
+    return write_atomically(path, fragment(results, path.name))

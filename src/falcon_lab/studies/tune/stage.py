@@ -21,14 +21,16 @@ from falcon_lab.studies.tune.choosing import (
     TUNED,
     Choice,
     Chosen,
+    Growth,
     add_own,
     add_row,
+    best_growth,
     choose,
     finalists,
 )
 from falcon_lab.studies.tune.costs import Costs
 from falcon_lab.studies.tune.measuring import Bench, choose_threads, measure_costs
-from falcon_lab.studies.tune.replay import Estimate, Growth, best_growth, estimate, table
+from falcon_lab.studies.tune.replay import Estimate, estimate, table
 from falcon_lab.studies.tune.texts import Text, write_texts
 from falcon_lab.timing import torch_threads
 from falcon_lab.trees.paths import path_name
