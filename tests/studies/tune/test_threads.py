@@ -57,5 +57,5 @@ def test_the_choice_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     assert choose_threads(tiny_target("llama"), said.append) == 2
     assert said == [
-        "threads, a step and 8 rows: 1: 2.00 and 8.00 ms, 2: 2.00 and 6.00 ms; taking 2"
+        "threads, a step and 8 nodes: 1: 2.00 and 8.00 ms, 2: 2.00 and 6.00 ms; taking 2"
     ]
