@@ -1,12 +1,12 @@
-import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 
-from falcon_lab.drafters import saved
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.drafters.saved import load_drafter, read_config, save_drafter
 from falcon_lab.errors import FalconLabError
@@ -154,11 +154,11 @@ def test_a_full_disk_leaves_what_was_there(
     if there:
         old = _save(tmp_path / "drafter", target)
 
-    def fill_up(path: Path, drafter: Any) -> None:
+    def fill_up(state: Any, path: Path, **settings: Any) -> None:
         path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise safetensors.SafetensorError("No space left on device (os error 28)")
 
-    monkeypatch.setattr(saved, "_write_weights", fill_up)
+    monkeypatch.setattr(safetensors.torch, "save_file", fill_up)
     with pytest.raises(FalconLabError, match="No space left"):
         _save(tmp_path / "drafter", target, seed=1)
     assert [p.name for p in tmp_path.iterdir()] == (["drafter"] if there else [])
@@ -188,7 +188,7 @@ def test_killed_between_two_renames_there_is_always_a_whole_drafter(
             raise Killed
 
     monkeypatch.setattr(Path, "rename", counted)
-    monkeypatch.setattr("falcon_lab.drafters.saved.shutil.rmtree", no_removal)
+    monkeypatch.setattr("shutil.rmtree", no_removal)
     with pytest.raises(Killed):
         _save(tmp_path / "drafter", target, seed=1)
     monkeypatch.undo()
