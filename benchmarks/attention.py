@@ -37,10 +37,10 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     if unknown := set(settings) - set(ALWAYS) - set(DEFAULTS[device.type]):
         raise SystemExit(f"no key {', '.join(sorted(unknown))}; see the top of {__file__}")
     dtype = getattr(torch, settings["dtype"])
-    shapes = {
-        name: AttentionShape(*map(int, name.split("x")), device=device, dtype=dtype)
-        for name in settings["shapes"].split(",")
-    }
+    shapes = {}
+    for name in settings["shapes"].split(","):
+        heads, groups, size = map(int, name.split("x"))
+        shapes[name] = AttentionShape(heads, groups, size, device, dtype)
     with torch_threads(int(settings["threads"])):
         results = bench_attention(
             shapes,

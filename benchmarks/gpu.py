@@ -80,7 +80,7 @@ def attention(words: Sequence[str], folder: Path) -> Path:
     """Run the third check: time the attention backends."""
     sys.path.insert(0, str(HERE))
     try:
-        from attention import main as measure  # type: ignore[import-not-found]
+        from attention import main as measure
     finally:
         sys.path.remove(str(HERE))
     written: Path = measure(list(words), folder)

@@ -37,7 +37,7 @@ HERE = Path(__file__).parents[1]
 WAYS = ("plain", "chain", "tree", "dynamic", "lean", "batch")
 COMPILED_WAYS = ("compiled-plain", "compiled-tree")
 SIDE_BY_SIDE = 4
-NODES = {
+NODES: dict[str, dict[str, Any]] = {
     "chain": {"name": "chain", "depth": 6},
     "tree": {"name": "static", "template": "auto"},
     "dynamic": {"name": "dynamic", "nodes": 10, "beam": 2, "depth": 6},

@@ -25,8 +25,8 @@ from falcon_bench.gpu_training import (
     train_plan,
 )
 from falcon_lab.config.saved import bench_experiment
+from falcon_lab.studies.bench import HF, HF_LOOKUP, PLAIN
 from falcon_lab.studies.bench.decoding import bench_decoding
-from falcon_lab.studies.bench.loops import HF, HF_LOOKUP, PLAIN
 
 
 def bench_real(plan: Plan, folder: Path, until: str, announce: Announce) -> dict[str, Any] | None:
