@@ -73,7 +73,9 @@ def test_without_graphs_it_says_so(script: Any, tmp_path: Path) -> None:
     path = script.main(words, tmp_path)
     assert path.name.endswith("-gpu-shape-8-cpu.json")
     results = read(path)
-    assert results["notes"] == ["there are no CUDA graphs on cpu: rows of that name are eager too"]
+    assert results["notes"] == [
+        "there are no CUDA graphs on cpu: passes of that name are eager too"
+    ]
     [found] = results["contexts"]
     assert "HF static cache" not in found["loops"]
     assert len(found["assumed"]) == 4
