@@ -1,18 +1,13 @@
-"""Multiplications and additions that a training step cannot do without.
+"""Measure training against the same step written straightforwardly: speed, and peak memory.
 
-Shapes: B sequences, T tokens, H hidden, V vocabulary.
+For speed, all loops train on the same batches in turns, in one process, and start from the same
+weights. Ours runs under Lightning as it always does; a callback runs the others between its steps.
+Speed is also given as a share of the multiplications and additions that a step cannot do without.
 
-Peak memory of a training step's forward and backward pass at a given shape.
-
-Every measurement is a process of its own, so that its peak is too:
+Every measurement of memory is a process of its own, so that its peak is too:
 ``python -m falcon_bench.distillation_cost '{"vocabulary": 131072, …}'``.
 
-A benchmark of training as aligned plain text.
-
-Training measured against the same step written straightforwardly.
-
-All loops train on the same batches in turns, in one process, and start from the same weights. Ours
-runs under Lightning as it always does; the others are looked after by a callback between its steps.
+Shapes: B sequences, T tokens, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
