@@ -28,7 +28,7 @@ BUILT_IN = EXPERIMENTS / "targets" / "tiny-code.yaml"
 
 @pytest.fixture(autouse=True)
 def _without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")  # slow to start; tests/test_sweep_runs.py has it
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # slow to start; tests/test_sweeps.py has it
 
 
 @pytest.fixture(scope="module")

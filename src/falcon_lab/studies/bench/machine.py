@@ -58,9 +58,10 @@ def measure_machine(
     """Measure with the threads that are set, ``seconds`` for each figure.
 
     Args:
-        device: where. dtype: of the matrices. working_set: bytes that the work in question moves. A
-        copy as large has the same use of processor caches:
-            a model that fits into one is not bound by the memory behind it.
+        device: where.
+        dtype: of the matrices.
+        working_set: bytes that the work in question moves. The copy is as large, so that processor
+            caches serve it alike: a model that fits into one is not bound by the memory behind it.
         seconds: time for each of the two.
     """
     least, most = COPIED.get(device.type, COPIED["cuda"])
@@ -85,9 +86,11 @@ class PassCost:
 
     Attributes:
         weight_bytes: of all weights but the embedding table, of which a pass reads its tokens'
-        entries alone. weights: entries of the matrices that every token is multiplied with.
-        cache_bytes: of one position of one layer's keys and values. attention: query heads times
-        head size. windows: positions that each layer sees; None: all.
+            entries alone.
+        weights: entries of the matrices that every token is multiplied with.
+        cache_bytes: of one position of one layer's keys and values.
+        attention: query heads times head size.
+        windows: positions that each layer attends to; None: all.
     """
 
     weight_bytes: int
