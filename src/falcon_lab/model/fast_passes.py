@@ -1,4 +1,7 @@
-"""The fast way to run a pass on a device: compiled on a CPU, CUDA graphs on a GPU."""
+"""The fast way to run a pass on a device: compiled on a CPU, CUDA graphs on a GPU.
+
+Imports either when it is asked for, so that eager decoding stands on neither.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,7 @@ from functools import partial
 import torch
 
 from falcon_lab.interfaces import Announce, PassCompiler, Recorder
-from falcon_lab.model.compiled import CompiledPass, compile_ahead
-from falcon_lab.model.graphs import GraphPass
 from falcon_lab.model.passes import PassMaker
-from falcon_lab.model.recording import recorder_for
 
 
 def fast_passes(
@@ -27,7 +27,13 @@ def fast_passes(
         compiler: compiles the passes on a CPU; None: inductor, ahead of time.
         recorder: captures graphs; None: on a GPU alone.
     """
+    from falcon_lab.model.recording import recorder_for
+
     recorder = recorder or recorder_for(device)
     if recorder is not None:
+        from falcon_lab.model.graphs import GraphPass
+
         return partial(GraphPass, announce=announce, recorder=recorder)
+    from falcon_lab.model.compiled import CompiledPass, compile_ahead
+
     return partial(CompiledPass, announce=announce, compiler=compiler or compile_ahead)
