@@ -225,10 +225,10 @@ def _continuations(
     """Sample S continuations, ``[S, tokens]`` long; -1 after the end of a text."""
     texts = torch.full((samples, tokens), -1)
     for text in texts:
-        text = engine.generate(
+        found = engine.generate(
             prompt, max_new_tokens=tokens, sampling=sampling, generator=generator, stop=stop
         ).tokens
-        text[: len(text)] = torch.tensor(text)
+        text[: len(found)] = torch.tensor(found)
     return texts
 
 
