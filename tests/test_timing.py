@@ -5,31 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fakes.clock import Clock
 from falcon_lab.timing import Stopwatch, fastest, in_turns, rotated, synchronize, torch_threads
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-class Time:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def wall(monkeypatch: pytest.MonkeyPatch) -> Time:
-    passing = Time()
+def wall(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    passing = Clock()
     monkeypatch.setattr("time.perf_counter", passing)
     return passing
 
 
 @pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch) -> Time:
-    passing = Time()
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    passing = Clock()
     monkeypatch.setattr("time.process_time", passing)
     return passing
 
@@ -41,7 +32,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return found
 
 
-def test_a_block_is_measured_on_both_clocks(wall: Time, cpu: Time) -> None:
+def test_a_block_is_measured_on_both_clocks(wall: Clock, cpu: Clock) -> None:
     with Stopwatch() as watch:
         wall.now += 3
         cpu.now += 2
@@ -49,7 +40,7 @@ def test_a_block_is_measured_on_both_clocks(wall: Time, cpu: Time) -> None:
     assert (watch.wall, watch.cpu) == (3, 2)
 
 
-def test_a_lap_begins_where_the_last_one_ended(wall: Time, cpu: Time) -> None:
+def test_a_lap_begins_where_the_last_one_ended(wall: Clock, cpu: Clock) -> None:
     watch = Stopwatch()
     wall.now += 1
     cpu.now += 4
@@ -95,7 +86,7 @@ def test_every_repeat_begins_with_the_next_item() -> None:
     assert {item for repeat, item in taken if repeat < 0} == {"a", "b"}
 
 
-def test_the_best_sample_counts(wall: Time) -> None:
+def test_the_best_sample_counts(wall: Clock) -> None:
     costs = [3.0, 2.0]  # then 1 s for every call
 
     def call() -> None:

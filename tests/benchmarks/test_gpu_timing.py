@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fakes.clock import Clock
 from falcon_bench.gpu_timing import rates
 from falcon_lab.decoding.generation import Round, Seconds
 from measuring import Scripted
-
-
-class Clock:
-    """Seconds that pass when somebody writes."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Timed(Scripted):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distilling import batch, distillation
+from fakes.clock import Clock
 from fakes.drafters import TrainedAlone
 from falcon_lab.distill.metrics import means
 from falcon_lab.distill.rows import label_rows
@@ -162,24 +163,14 @@ def test_a_schedule_that_chooses_nothing_says_nothing_about_it() -> None:
 CPU = torch.device("cpu")
 
 
-class Time:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    passing = Time()
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    passing = Clock()
     monkeypatch.setattr("time.perf_counter", passing)
     return passing
 
 
-def test_each_part_gets_its_own_seconds(time: Time) -> None:
+def test_each_part_gets_its_own_seconds(time: Clock) -> None:
     clock = StepClock()
     time.now += 2
     clock.begin(CPU, wanted=True)
@@ -191,7 +182,7 @@ def test_each_part_gets_its_own_seconds(time: Time) -> None:
     assert clock.seconds == {"data": 2, "teacher": 7, "student": 1}
 
 
-def test_a_step_begins_anew(time: Time) -> None:
+def test_a_step_begins_anew(time: Clock) -> None:
     clock = StepClock()
     clock.begin(CPU, wanted=False)
     time.now += 1
@@ -202,7 +193,7 @@ def test_a_step_begins_anew(time: Time) -> None:
 
 
 def test_a_gpu_is_waited_for_in_steps_that_are_wanted_alone(
-    time: Time, monkeypatch: pytest.MonkeyPatch
+    time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
