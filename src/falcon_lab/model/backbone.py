@@ -127,11 +127,11 @@ class Backbone(nn.Module):
         """
         weight = next(self.base.parameters())
         if self._layout is None or self._layout[0] != weight.dtype:
-            self._layout = weight.dtype, self._look(weight)
+            self._layout = weight.dtype, self._measured_layout(weight)
         return self._layout[1]
 
     @torch.no_grad()
-    def _look(self, weight: Tensor) -> KVLayout:
+    def _measured_layout(self, weight: Tensor) -> KVLayout:
         seen = KVCache(self.config.num_hidden_layers, 1)
         first = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
         nothing = None if self._width is None else weight.new_zeros(1, 1, self._width)

@@ -146,10 +146,11 @@ def pairs(measured: Measured) -> list[dict[str, Any]]:
         if a != b:
             continue
         interval = resampled(faster, of[first, a], of[second, b])
+        ahead, behind = first, second
         if interval.ratio < 1:
-            first, second = second, first
-            interval = resampled(faster, of[first, a], of[second, b])
-        found.append(_pair(measured.temperature, a, first, second, interval))
+            ahead, behind = second, first
+            interval = resampled(faster, of[ahead, a], of[behind, b])
+        found.append(_pair(measured.temperature, a, ahead, behind, interval))
     return found
 
 

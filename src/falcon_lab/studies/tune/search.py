@@ -202,7 +202,8 @@ def _closed(paths: Iterable[Path]) -> set[Path]:
     """The paths with all that must come before them."""
     found: set[Path] = set()
     for path in paths:
-        while path and path not in found:
-            found.add(path)
-            path = (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
+        needed = path
+        while needed and needed not in found:
+            found.add(needed)
+            needed = (*needed[:-1], needed[-1] - 1) if needed[-1] else needed[:-1]
     return found
