@@ -118,6 +118,33 @@ def test_an_error_of_many_lines_is_shown_in_one(
     assert (result.exit_code, result.stderr) == (2, "falcon-lab: one two\n")
 
 
+@pytest.mark.parametrize(
+    "words", [("--traceback", "run", "x.yaml"), ("run", "x.yaml", "--traceback")]
+)
+def test_traceback_shows_where_the_line_comes_from(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        try:
+            raise PermissionError(13, "Permission denied", "runs/a")
+        except OSError as error:
+            raise FalconLabError("runs/a cannot be written") from error
+
+    monkeypatch.setattr("falcon_lab.experiment.run", fail)
+    result = call(*words)
+    assert result.exit_code == 2
+    assert "PermissionError" in result.stderr
+    assert result.stderr.splitlines()[-1] == "falcon-lab: runs/a cannot be written"
+
+
+def test_what_the_system_says_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = PermissionError(13, "Permission denied", "runs/a")
+    monkeypatch.setattr("falcon_lab.experiment.run", raising(error))
+    result = call("run", "x.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("falcon-lab: runs/a: cannot be written (Permission denied); ")
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]) -> None:
     monkeypatch.setattr(falcon_lab.experiment, "run", raising(ZeroDivisionError()))
     assert isinstance(call("run", "x.yaml").exception, ZeroDivisionError)

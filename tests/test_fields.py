@@ -13,6 +13,7 @@ from falcon_lab.fields import (
     choice,
     limited,
     literal,
+    named,
     options,
     ranged,
     read_yaml,
@@ -148,4 +149,43 @@ def test_a_dataclass_may_name_the_field_that_does_not_fit_the_others() -> None:
 def test_a_limit_says_what_it_holds() -> None:
     assert str(Range(least=1)) == "at least 1"
     assert str(Range(above=0, most=1)) == "more than 0 and at most 1"
-    assert str(Range()) == "finite"
+    assert str(Range()) == "a finite number"
+
+
+@dataclass
+class Rows:
+    methods: dict[str, Inner] = named(reserved="plain|HF generate")
+    rate: float = 1.0
+    cap: float = float("inf")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain", "HF generate", "a/b", "../../chats", "a\\b", ".hidden", "", " ", "a\nb", " a"),
+        *("x" * 300, "é" * 101, "a\0b", "\ud83d"),
+    ],
+)
+def test_names_that_files_are_called_by_are_no_paths(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(Rows, {"methods": {name: {}}})
+    assert caught.value.key.startswith("methods")
+
+
+def test_names_may_have_spaces_and_signs() -> None:
+    names = ["tree of 16", "chain,depth=6", "k=2", "plain tree", "τ", "v1.0"]
+    assert list(resolve(Rows, {"methods": {name: {} for name in names}}).methods) == names
+
+
+def test_numbers_are_finite_unless_the_default_is_not() -> None:
+    assert resolve(Rows, {"cap": float("inf")}).cap == float("inf")
+    for value in (float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="finite"):
+            resolve(Rows, {"rate": value})
+
+
+def test_a_key_that_is_no_text_and_half_a_character_are_refused() -> None:
+    with pytest.raises(ConfigError, match="quote it"):
+        resolve(Rows, {"methods": {1: {}}})
+    with pytest.raises(ConfigError, match="surrogate"):
+        options(Options, {"heads": 1, "anything": {"a": ["b\ud83d"]}}, "drafter")

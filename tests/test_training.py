@@ -127,7 +127,10 @@ def test_a_full_disk_stops_the_training_and_spares_the_earlier_checkpoint(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Trainer, "save_checkpoint", fill_up)
-    with pytest.raises(FalconLabError, match=r"step 4 .*No space left.*earlier checkpoint"):
+    with pytest.raises(
+        FalconLabError,
+        match=r"step 4: .*No space left.*make room.*the checkpoint before it is kept",
+    ):
         _train(tmp_path)
     folder = tmp_path / "checkpoints"
     assert [path.name for path in folder.iterdir()] == [LAST]

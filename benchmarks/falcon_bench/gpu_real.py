@@ -25,7 +25,8 @@ from falcon_bench.gpu_training import (
     train_plan,
 )
 from falcon_lab.config.saved import bench_experiment
-from falcon_lab.studies.bench import HF, HF_LOOKUP, PLAIN
+from falcon_lab.config.schema import PLAIN
+from falcon_lab.studies.bench import HF, HF_LOOKUP
 from falcon_lab.studies.bench.decoding import bench_decoding
 
 

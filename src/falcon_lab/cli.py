@@ -4,11 +4,13 @@ What every command shares: errors in one line, exit codes, and quiet libraries. 
 themselves stand in ``falcon_lab.commands``.
 
 Exit codes: 0 all is well; 1 a check failed, or a bug, which leaves its traceback; 2 an error that
-the user can mend; 3 the doctor found something to mend; 130 Ctrl-C.
+the user can mend, in one line (``--traceback`` shows where it comes from); 3 the doctor found
+something to mend; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from typing import IO, Any
 
@@ -22,30 +24,56 @@ from falcon_lab.commands.plugins import new_plugin, plugins
 from falcon_lab.commands.quiet import third_party_tips_silenced
 from falcon_lab.commands.run import compare, evaluate, run, view_data
 from falcon_lab.errors import FalconLabError, PluginWarning
+from falcon_lab.files import explain
 
 INTERRUPTED = 130
 """Exit code by which a shell knows a command that Ctrl-C ended."""
 
 
+TRACEBACK = "--traceback"
+"""Shows how an error that the user can mend came about; may stand behind the command too."""
+
+
 class MendableError(click.ClickException):
-    """Show a ``FalconLabError`` in one line and exit with 2."""
+    """Show a ``FalconLabError`` in one line and exit with 2.
+
+    Args:
+        message: the line.
+        original: what was raised, to be shown with all that led to it; None shows the line alone.
+    """
 
     exit_code = 2
 
+    def __init__(self, message: str, original: Exception | None = None) -> None:
+        super().__init__(message)
+        self._original = original
+
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message on stderr."""
+        if self._original is not None:
+            click.echo("".join(traceback.format_exception(self._original)), err=True)
         click.echo(f"falcon-lab: {self.format_message()}", err=True)
 
 
 class Commands(click.Group):
     """Turn what the user can mend, and Ctrl-C, into a line and an exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``--traceback`` from wherever it stands."""
+        if TRACEBACK in args:
+            args = [TRACEBACK, *(word for word in args if word != TRACEBACK)]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
-        except FalconLabError as error:
-            raise MendableError(" ".join(str(error).split())) from error
+        except (FalconLabError, OSError) as error:
+            if isinstance(error, ConnectionError):  # of a closed pipe
+                raise
+            line = str(error) if isinstance(error, FalconLabError) else explain(error)
+            shown = error if ctx.params.get("with_traceback") else None
+            raise MendableError(" ".join(line.split()), shown) from error
         except KeyboardInterrupt:
             interrupted(ctx)
         except SystemExit as leaving:
@@ -65,8 +93,9 @@ def interrupted(ctx: click.Context) -> None:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="falcon-lab")
+@click.option(TRACEBACK, "with_traceback", is_flag=True, help="Show how an error came about.")
 @click.pass_context
-def main(ctx: click.Context) -> None:
+def main(ctx: click.Context, with_traceback: bool) -> None:
     """Train speculative-decoding drafters and measure them honestly."""
     ctx.with_resource(third_party_tips_silenced())
     ctx.with_resource(warnings.catch_warnings())

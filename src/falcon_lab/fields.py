@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,7 +25,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from falcon_lab.errors import ConfigError, did_you_mean, join
+from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
+from falcon_lab.files import check_text
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Range:
 
     def refusal(self, value: Any) -> str | None:
         """Return what is wrong with a number, or None."""
+        if not isfinite(value):
+            return f"is {value}; it must be {self}"
         if self.least <= value <= self.most and self.above < value < self.below:
             return None
         return f"is {value:g}; it must be {self}"
@@ -55,7 +58,7 @@ class Range:
             "less than": self.below,
         }
         bounds = [f"{word} {bound:g}" for word, bound in words.items() if abs(bound) < inf]
-        return " and ".join(bounds) or "finite"
+        return " and ".join(bounds) or "a finite number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +87,50 @@ class Form:
         return None if matches else f"is {value!r}; {self.advice}"
 
 
-LIMIT = "limit"
-"""Key of a field's metadata that holds its limit."""
+LONGEST_NAME = 100
+"""Characters of a name, so that what is put around it fits a file system's 255 bytes."""
 
 
-def limited(default: Any, limit: Range | Choice | Form) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """Names that files are called by: no path, nothing hidden, and short enough everywhere.
+
+    Attributes:
+        reserved: a regular expression of names that mean something else.
+    """
+
+    reserved: str = ""
+
+    def refusal(self, value: Any) -> str | None:
+        """Return what is wrong with a name, or None."""
+        if not isinstance(value, str):
+            return f"is {value!r}, which is no text; quote it"
+        if re.fullmatch(self.reserved, value, re.IGNORECASE) and value:
+            return f"the name {value!r} has a meaning of its own here; choose another"
+        if not value.strip() or value != value.strip():
+            return f"is {value!r}; files are called by it: begin and end it with a character"
+        if len(value) > LONGEST_NAME or len(value.encode(errors="replace")) > 2 * LONGEST_NAME:
+            short = f"{value[:20]}…"
+            return (
+                f"is {short!r} of {len(value)} characters; files are called by it, and have "
+                f"{LONGEST_NAME} at most"
+            )
+        if value.startswith(".") or set(value) & {"/", "\\"} or not value.isprintable():
+            return (
+                f"is {value!r}; files are called by it: no '/', '\\' or control character, and no "
+                "'.' at its beginning"
+            )
+        return None
+
+
+LIMIT, KEYS = "limit", "keys"
+"""Keys of a field's metadata that hold the limit of its values, and of a mapping's keys."""
+
+
+Limit = Range | Choice | Form | Name
+
+
+def limited(default: Any, limit: Limit) -> Any:
     """Return a dataclass field whose value, or every item of it, keeps to a limit; null may too."""
     metadata = {LIMIT: limit}
     if isinstance(default, list):
@@ -106,6 +148,12 @@ def ranged(
 ) -> Any:
     """Return a dataclass field of a number, or of a list of numbers, within a ``Range``."""
     return limited(default, Range(least, most, above, below))
+
+
+def named(*, reserved: str = "") -> Any:
+    """Return a dataclass field of a mapping, empty by default, whose keys become names of files."""
+    metadata = {KEYS: Name(reserved)}
+    return dataclasses.field(default_factory=dict, metadata=metadata)
 
 
 def choice(default: Any, words: Sequence[str]) -> Any:
@@ -226,6 +274,9 @@ def _shape_items(value: Any, origin: type, arguments: tuple[Any, ...], key: str)
     if not isinstance(value, Mapping):
         example = f", as in {{name: {value}}}" if arguments[1] is Any else ""
         raise ConfigError(key, f"must be a mapping of keys to values{example}, not {value!r}")
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigError(join(key, name), f"the key {name!r} is no text; quote it")
     return {name: shape(item, arguments[1], join(key, name)) for name, item in value.items()}
 
 
@@ -262,28 +313,56 @@ def _built(cls: type[T], shaped: Mapping[str, Any], key: str) -> T:
     return cast(T, _instance(plain, cls, key))
 
 
-def _instance(value: Any, hint: Any, key: str, limit: Any = None) -> Any:
+def _instance(value: Any, hint: Any, key: str, field: dataclasses.Field[Any] | None = None) -> Any:
     """Return a value of the right type with dataclasses in place of mappings, limits checked."""
     arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
     if isinstance(value, list):
         inner = arguments[0] if typing.get_origin(hint) is list else Any
-        return [_instance(item, inner, f"{key}[{i}]", limit) for i, item in enumerate(value)]
+        return [_instance(item, inner, f"{key}[{i}]", field) for i, item in enumerate(value)]
     if isinstance(value, dict):
+        _check_keys(value, key, field)
         cls = next((each for each in (hint, *arguments) if dataclasses.is_dataclass(each)), None)
-        if cls is None or typing.get_origin(hint) is not dict:
-            return value if cls is None else _dataclass(cls, value, key)
-        return {name: _dataclass(cls, item, join(key, name)) for name, item in value.items()}
-    if limit is not None and value is not None and (problem := limit.refusal(value)):
+        if cls is not None and typing.get_origin(hint) is not dict:
+            return _dataclass(cls, value, key)
+        inner = Any if cls is None else cls
+        return {name: _instance(item, inner, join(key, name)) for name, item in value.items()}
+    if value is not None and (problem := _refusal(value, field)):
         raise ConfigError(key, problem)
     return value
+
+
+def _check_keys(value: Mapping[Any, Any], key: str, field: dataclasses.Field[Any] | None) -> None:
+    """Refuse keys of a mapping that its field does."""
+    if field is None or KEYS not in field.metadata:
+        return
+    for name in value:
+        if problem := field.metadata[KEYS].refusal(name):
+            raise ConfigError(join(key, name), problem)
+
+
+def _refusal(value: Any, field: dataclasses.Field[Any] | None) -> str | None:
+    """Return what is wrong with a scalar, or None.
+
+    Numbers are finite, unless the field's own default is not.
+    """
+    if isinstance(value, str):
+        try:
+            check_text(value, "the text")
+        except FalconLabError as error:
+            return str(error)
+    if field is None:
+        return None
+    if LIMIT in field.metadata:
+        return cast("str | None", field.metadata[LIMIT].refusal(value))
+    if isinstance(value, float) and value != field.default:
+        return Range().refusal(value)
+    return None
 
 
 def _dataclass(cls: Any, values: Mapping[str, Any], key: str) -> Any:
     hints = typing.get_type_hints(cls)
     made = {
-        field.name: _instance(
-            values[field.name], hints[field.name], join(key, field.name), field.metadata.get(LIMIT)
-        )
+        field.name: _instance(values[field.name], hints[field.name], join(key, field.name), field)
         for field in dataclasses.fields(cls)
         if field.init
     }

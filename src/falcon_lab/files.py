@@ -1,15 +1,169 @@
-"""Files that survive a kill: written whole or not at all, or line by line; and the cache folder."""
+"""Files that survive a kill: written whole or not at all, or line by line; and the cache folder.
+
+What the operating system says about a path becomes a ``FalconLabError`` here and nowhere else: with
+the path, the reason, and what to do.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from falcon_lab.errors import FalconLabError
+
+# --- what the operating system says -------------------------------------------------------------
+
+FULL = "make room and run the same command again; nothing that was there is lost"
+IN_THE_WAY = "a file stands where a folder is needed; move it or choose another place"
+REMEDIES = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EFBIG: FULL,
+    errno.EACCES: "change its permissions or choose another place",
+    errno.EPERM: "change its permissions or choose another place",
+    errno.EROFS: "choose a place that is not read-only",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: IN_THE_WAY,
+    errno.EEXIST: IN_THE_WAY,
+    errno.EISDIR: "a folder stands where a file is needed; move it or choose another place",
+    errno.ELOOP: "a link leads back to itself; remove it or choose another place",
+    errno.EMFILE: "close some programs, or raise the limit with ulimit -n",
+    errno.ENFILE: "close some programs, or raise the limit with ulimit -n",
+    errno.EIO: "the disk may be damaged; choose another place",
+}
+"""Error of the operating system -> what to do about it."""
+
+
+@contextmanager
+def about(
+    path: Path | str, purpose: str = "written", *, also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Turn what is raised about a path inside the block into a ``FalconLabError``.
+
+    Args:
+        path: is named where the error names no path itself.
+        purpose: what could not be done: ``written`` or ``read``.
+        also: errors by which a library says that a file cannot be written or read.
+    """
+    if "\0" in str(path):
+        raise FalconLabError(f"{str(path)!r}: the name holds a NUL character; choose another")
+    try:
+        yield
+    except (ConnectionError, TimeoutError):  # of a pipe or a lock, not of the file system
+        raise
+    except Exception as error:
+        if not isinstance(error, (OSError, UnicodeEncodeError, *also)):
+            raise
+        raise FalconLabError(explain(error, Path(path), purpose)) from error
+
+
+def explain(error: Exception, path: Path | None = None, purpose: str = "written") -> str:
+    """Return the path, what is wrong with it, and what to do.
+
+    Args:
+        error: an ``OSError``, or what a library raised for one.
+        path: is named where the error names none.
+        purpose: what could not be done.
+    """
+    named = getattr(error, "filename", None)
+    place = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else path
+    code, reason = _code_and_reason(error)
+    remedy = REMEDIES.get(code)
+    if code == errno.ENOENT and place is not None:
+        remedy = _missing(place, purpose)
+    if place is not None and cache_folder() in place.parents:
+        remedy = f"{remedy or 'look at it'}; FALCON_LAB_CACHE sets another folder"
+    where = "" if place is None else f"{place}: "
+    return f"{where}cannot be {purpose} ({reason})" + (f"; {remedy}" if remedy else "")
+
+
+def _code_and_reason(error: Exception) -> tuple[int, str]:
+    """Return the error number and its text, also where a library has put both into a message."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno, error.strerror or os.strerror(error.errno)
+    message = " ".join(str(error).split()) or type(error).__name__
+    for code in REMEDIES:
+        if os.strerror(code).lower() in message.lower():
+            return code, os.strerror(code)
+    return 0, message
+
+
+def _missing(path: Path, purpose: str) -> str:
+    """Return what to do where a path, or the folder that it is in, is not there."""
+    for each in (path, *path.parents):
+        if each.is_symlink() and not each.exists():
+            return f"the link {each} leads to nothing; remove it or choose another place"
+    return "name one that is there" if purpose == "read" else "choose another place"
+
+
+def check_place(path: Path, *, folder: bool) -> None:
+    """Refuse a place where nothing could be written, without touching anything.
+
+    Args:
+        path: of the file or folder, which may be there or not.
+        folder: whether it is to be a folder.
+
+    Raises:
+        FalconLabError: a name that cannot be, something of another kind in the way, or no
+            permission.
+    """
+    with about(path):
+        for each in (path, *path.absolute().parents):
+            if os.path.lexists(each) or _refused(each):
+                break
+        each.stat()  # of a dangling link, a loop, or below a file: the system's own error
+        if (folder or each != path) and not each.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(each))
+        if not folder and each == path and each.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(each))
+        if not os.access(each, os.W_OK | (os.X_OK if each.is_dir() else 0)):
+            read_only = os.statvfs(each).f_flag & os.ST_RDONLY
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code), str(each))
+
+
+def _refused(path: Path) -> bool:
+    """Return whether the system refuses the name itself, and not because nothing is there."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def check_text(text: str, where: str) -> str:
+    """Return a text that can be written down, tokenized and shown: one without half characters.
+
+    A lone surrogate is half a character: what JSON's ``"\\ud83d"`` leaves where a chat was cut in
+    the middle of an emoji, or a byte from a terminal that is no UTF-8.
+
+    Raises:
+        FalconLabError: naming ``where`` and the place in the text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise FalconLabError(
+            f"{where}: character {error.start + 1} is {text[error.start]!a}, half of a "
+            "surrogate pair and no character of its own; remove it or write the text as UTF-8"
+        ) from None
+    return text
+
+
+# --- writing ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -29,42 +183,118 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_atomically(path: Path, text: str) -> Path:
-    """Write ``text`` under a temporary name and rename it: readers see the old or the new file.
+def make_folder(path: Path) -> Path:
+    """Make a folder and those around it; one that is there stays as it is.
+
+    Raises:
+        FalconLabError: it cannot be made.
+    """
+    with about(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_whole(
+    path: Path, write: Callable[[Path], object], *, also: tuple[type[Exception], ...] = ()
+) -> Path:
+    """Write a file under a temporary name and rename it: readers see the old or the new one.
+
+    Args:
+        path: the file; the folders around it are made.
+        write: is called with the temporary name.
+        also: errors by which ``write`` says that it cannot.
 
     Raises:
         FalconLabError: when the disk is full or the folder cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        reason = error.strerror or error
-        raise FalconLabError(f"{path}: cannot be written ({reason}); nothing was lost") from error
+    make_folder(path.parent)
+    with about(path, also=also), replacing(path) as temporary:
+        write(temporary)
     return path
 
 
+def write_atomically(path: Path, text: str) -> Path:
+    """Write ``text`` as ``write_whole`` does, and have the system put it on the disk.
+
+    Raises:
+        FalconLabError: when the disk is full or the folder cannot be written.
+    """
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    return write_whole(path, write)
+
+
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append a record, in a line of its own even where a kill cut off the one before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
+    """Append a record, in a line of its own even where a kill cut off the one before.
+
+    Raises:
+        FalconLabError: it cannot be written.
+    """
+    make_folder(path.parent)
+    with about(path), path.open("ab+") as file:
         if _cut_off(file):
             file.write(b"\n")  # costs that line alone
         file.write(json.dumps(record).encode() + b"\n")
+
+
+def keep_former(path: Path) -> Path | None:
+    """Rename a file or folder that is there to ``results.1.json``, or the next number that is free.
+
+    Returns:
+        The new name; None where nothing was there.
+
+    Raises:
+        FalconLabError: it cannot be renamed.
+    """
+    if not os.path.lexists(path):
+        return None
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    former = next(name for name in names if not os.path.lexists(name))
+    with about(path):
+        path.rename(former)
+    return former
+
+
+@contextmanager
+def locked(path: Path, *, busy: str | None) -> Iterator[None]:
+    """Hold a lock that other processes respect, in a file of its own.
+
+    Args:
+        path: the lock's file.
+        busy: what to say where another process holds it; None waits for it.
+
+    Raises:
+        FalconLabError: the file cannot be written, or ``busy``.
+    """
+    lock = FileLock(path, timeout=-1 if busy is None else 0)
+    try:
+        with about(path):
+            lock.acquire()
+    except Timeout:
+        raise FalconLabError(busy) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# --- reading ------------------------------------------------------------------------------------
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield every whole record; what a kill cut off is left out, and a missing file is empty."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with about(path, "read"), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield record

@@ -11,12 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from falcon_lab.config.load import dump, to_plain
 from falcon_lab.config.saved import CONFIGURATION
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import locked, make_folder, write_atomically
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 
@@ -77,19 +76,15 @@ class Run:
         from falcon_lab.report.tracking import run_folder
 
         current = cls(experiment, run_folder(experiment), announce)
-        current.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(current.folder / ".lock")
+        make_folder(current.folder)
         if current.is_worker:  # of a distributed training, whose first process holds the lock
             yield current
             return
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            raise FalconLabError(
-                f"{current.folder}: another run is using this folder; wait for it or choose "
-                "another with out=FOLDER"
-            ) from None
-        with held:
+        busy = (
+            f"{current.folder}: another run is using this folder; wait for it or choose another "
+            "with out=FOLDER"
+        )
+        with locked(current.folder / ".lock", busy=busy):
             current.claim()
             finished = False
             try:
@@ -158,8 +153,6 @@ class Run:
 
     def claim(self) -> None:
         """Write the configuration down, or see that it is the one written down before."""
-        from falcon_lab.files import write_atomically
-
         path = self.folder / "training.json"
         now = training_facts(self.experiment)
         started = self.training_done or any(self.checkpoint_folder.glob("*.ckpt"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from falcon_lab.config.schema import OptimizerConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import explain
 
 DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
 """Defaults that differ from Lightning's; ``trainer:`` overrides them."""
@@ -168,13 +170,16 @@ class KeepLastTwo(Checkpoint):
             if trainer.is_global_zero:
                 _rotate(self.folder)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise FalconLabError(
-                f"cannot write a checkpoint into {self.folder} at step {trainer.global_step} "
-                f"({error}); make room and run the same command again, the earlier checkpoint "
-                "is still there"
+                f"step {trainer.global_step}: {explain(error, partial)}; {self._earlier()}"
             ) from error
         self._saved = trainer.global_step
+
+    def _earlier(self) -> str:
+        kept = any((self.folder / name).exists() for name in (LAST, PREVIOUS))
+        return "the checkpoint before it is kept" if kept else "there is no checkpoint before it"
 
 
 def _rotate(folder: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_kind_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = refused("new-plugin", "my-head", "--into", str(tmp_path / "file" / "deeper"))
-    assert "cannot write" in said
+    assert "cannot be written" in said
 
 
 def test_a_name_with_dots_and_capitals_is_normalised(tmp_path: Path) -> None:

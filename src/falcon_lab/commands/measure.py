@@ -23,6 +23,7 @@ from falcon_lab.commands.arguments import (
 )
 from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_json
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import make_folder
 from falcon_lab.studies.bench import HF_ASSISTED, METHODS
 
 TUNED_YAML, TUNED_JSON = "tuned.yaml", "tune.json"
@@ -156,7 +157,7 @@ def tune(
 
     results = tune_tree(experiment, Limits(texts, source, nodes, depth), progress)
     click.echo(format_tune(results))
-    into.mkdir(parents=True, exist_ok=True)
+    make_folder(into)
     write_results(into / TUNED_JSON, results)
     write_plots(into, results)
     written = write_fragment(into / TUNED_YAML, results)

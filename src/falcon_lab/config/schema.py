@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from falcon_lab.errors import ConfigError
-from falcon_lab.fields import Form, choice, limited, ranged
+from falcon_lab.fields import Form, Name, choice, limited, named, ranged
 
 STAGES = ("target", "data", "distil", "evaluate", "report")
 
 ATTENTION = ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_flash")
+
+PLAIN, HF_GENERATE = "plain", "HF generate"
+"""Methods that every evaluation measures: decoding without a drafter, ours and Hugging Face's."""
 
 Node = dict[str, Any]
 
@@ -239,7 +242,7 @@ class EvaluationConfig:
     hf_generate: bool = True
     """Measure Hugging Face ``generate`` beside our loops."""
     seed: int = ranged(0, least=0)
-    methods: dict[str, MethodConfig] = field(default_factory=dict)
+    methods: dict[str, MethodConfig] = named(reserved=f"{PLAIN}|{HF_GENERATE}")
 
 
 @dataclass
@@ -266,7 +269,7 @@ class ReportConfig:
 class Experiment:
     """One YAML."""
 
-    name: str = limited("experiment", Form(r".*\S.*", "the run's folder is called after it"))
+    name: str = limited("experiment", Name())
     seed: int = ranged(0, least=0)
     out: str = "runs/${name}"
     stages: list[str] = choice(list(STAGES), STAGES)

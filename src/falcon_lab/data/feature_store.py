@@ -21,7 +21,8 @@ from torch import Tensor
 
 from falcon_lab.data.packing import PackedSequences
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import replacing
+from falcon_lab.files import make_folder, write_atomically, write_whole
+from falcon_lab.stored import read_json
 
 INDEX = "store.json"
 SHARD_BYTES = 2**28
@@ -150,7 +151,7 @@ def build_store(
     """
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     if not (plan.folder / INDEX).exists():
         write_index(plan.folder, plan.index)
     total = sum(len(plan.index.shard(number)) for number in plan.missing)
@@ -254,20 +255,13 @@ def write_shard(path: Path, features: Tensor) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    try:
-        with replacing(path) as temporary:
-            save_file({"features": features.contiguous()}, temporary)
-    except (OSError, SafetensorError) as error:
-        raise FalconLabError(
-            f"{path}: cannot be written ({error}); make room and run again, the shards before it "
-            "are kept"
-        ) from error
+    tensors = {"features": features.contiguous()}
+    write_whole(path, lambda temporary: save_file(tensors, temporary), also=(SafetensorError,))
 
 
 def write_index(folder: Path, index: StoreIndex) -> None:
     """Write the index, complete or not at all."""
-    with replacing(folder / INDEX) as temporary:
-        temporary.write_text(json.dumps(asdict(index), indent=2) + "\n", "utf-8")
+    write_atomically(folder / INDEX, json.dumps(asdict(index), indent=2) + "\n")
 
 
 def read_index(folder: Path) -> StoreIndex:
@@ -276,13 +270,8 @@ def read_index(folder: Path) -> StoreIndex:
     Raises:
         FalconLabError: there is none, or it is damaged.
     """
-    try:
-        return StoreIndex(**json.loads((folder / INDEX).read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise FalconLabError(
-            f"{folder / INDEX}: no index of a feature store ({error}); choose another folder with "
-            "data.feature_store, or delete this one"
-        ) from None
+    advice = "choose another folder with data.feature_store, or delete this one"
+    return read_json(folder / INDEX, StoreIndex, "index of a feature store", advice)
 
 
 def refuse_mismatch(folder: Path, index: StoreIndex, target: str, data: str) -> None:

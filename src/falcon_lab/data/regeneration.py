@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.errors import FalconLabError
-from falcon_lab.files import replacing
+from falcon_lab.files import write_whole
 
 BATCH = 96
 """Texts in a batch."""
@@ -113,12 +112,5 @@ def _read(path: Path) -> list[list[int]] | None:
 def _keep(path: Path, texts: list[list[int]]) -> None:
     tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int32)
     lengths = torch.tensor([len(text) for text in texts], dtype=torch.int32)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            save_file({"tokens": tokens, "lengths": lengths}, temporary)
-    except (OSError, SafetensorError) as error:
-        raise FalconLabError(
-            f"{path}: the target's texts cannot be kept ({error}); free some room, or set "
-            "FALCON_LAB_CACHE to another folder"
-        ) from error
+    tensors = {"tokens": tokens, "lengths": lengths}
+    write_whole(path, lambda temporary: save_file(tensors, temporary), also=(SafetensorError,))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from falcon_lab.config.schema import EvaluationConfig
+from falcon_lab.config.schema import HF_GENERATE, PLAIN, EvaluationConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.journal import Journal
@@ -26,9 +26,6 @@ from falcon_lab.timing import Stopwatch, rotated, torch_threads
 if TYPE_CHECKING:
     from falcon_lab.decoding.generation import Generation
     from falcon_lab.decoding.stopping import StopCondition
-
-PLAIN = "plain"
-HF_GENERATE = "HF generate"
 
 Progress = Callable[[int, int, str], None]
 """Called with answers done, answers in all, and the method that comes next."""

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.errors import FalconLabError
-from falcon_lab.files import replacing
+from falcon_lab.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -209,11 +208,7 @@ def write_answers(path: Path, model_id: str, records: Iterable[Record]) -> None:
     """
     now = time.time()
     lines = [json.dumps(answer(model_id, record, now), ensure_ascii=False) for record in records]
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text("".join(line + "\n" for line in lines), "utf-8")
-    except OSError as error:
-        raise FalconLabError(f"{path}: answers cannot be written ({error})") from error
+    write_atomically(path, "".join(line + "\n" for line in lines))
 
 
 def answer(model_id: str, record: Record, tstamp: float) -> dict[str, Any]:

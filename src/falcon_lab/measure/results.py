@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.config.schema import HF_GENERATE, PLAIN
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_atomically
 from falcon_lab.measure import metrics
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from falcon_lab.measure.measurement import Measurement
 
 SCHEMA_VERSION = 1
-PLAIN = "plain"
-HF_GENERATE = "HF generate"
 
 
 def build_results(

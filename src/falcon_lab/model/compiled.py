@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers.cache_utils import Cache
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import cache_folder, replacing
+from falcon_lab.files import about, cache_folder, make_folder, replacing
 from falcon_lab.interfaces import Announce, Compiled, Outputs, PassCompiler
 from falcon_lab.model.passes import (
     Forward,
@@ -79,7 +79,7 @@ def compile_ahead(
 
 
 def _build(program: torch.export.ExportedProgram, path: Path, threads: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     options = {
         "freezing": True,
         "max_autotune_gemm": True,
@@ -88,7 +88,7 @@ def _build(program: torch.export.ExportedProgram, path: Path, threads: int) -> N
         # The code that strings the kernels together is long, and nothing is gained by -O1 there.
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }
-    with replacing(path) as temporary:
+    with about(path), replacing(path) as temporary:
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(temporary), inductor_configs=options
         )

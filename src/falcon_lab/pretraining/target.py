@@ -18,11 +18,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
 from falcon_lab.fields import read_yaml, resolve
-from falcon_lab.files import cache_folder
+from falcon_lab.files import about, cache_folder, locked, make_folder
 from falcon_lab.pretraining.quality import read_figures
 
 log = logging.getLogger(__name__)
@@ -108,8 +106,8 @@ def ensure_pretrained(
         time.sleep(0.2)
     if is_finished(folder):
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder) + ".lock"):
+    make_folder(folder.parent)
+    with locked(folder.with_name(f"{folder.name}.lock"), busy=None), about(folder):
         if is_finished(folder):
             return
         partial = folder.with_name(folder.name + ".partial")
@@ -136,7 +134,7 @@ def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: A
     """Make tokenizer and model, train and judge: a Hugging Face folder with quality.json."""
     from falcon_lab.pretraining.training import judged_quality, trained_model, trained_tokenizer
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tokenizer = trained_tokenizer(recipe, folder)
     model = trained_model(recipe, tokenizer, folder)
     quality = judged_quality(name, recipe, model, tokenizer, folder)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.config.schema import HF_GENERATE, PLAIN
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
-from falcon_lab.measure.results import HF_GENERATE, PLAIN, records_of
+from falcon_lab.measure.results import records_of
 from falcon_lab.report import method_plots, page
 from falcon_lab.report.methods import (
     ACCEPTED,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import write_atomically
+from falcon_lab.files import make_folder, write_atomically
 from falcon_lab.report.methods import named
 from falcon_lab.report.tables import NOTHING
 from falcon_lab.report.tree_drawing import draw_svg, draw_text
@@ -158,7 +158,7 @@ def start_tracking(
     """
     from falcon_lab.report.history import HISTORY, HistoryLogger
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     history = HistoryLogger(folder / HISTORY)
     tracking = Tracking([history], history.path, wandb_mode(config.mode))
     if tracking.mode == "disabled":

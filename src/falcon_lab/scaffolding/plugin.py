@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from falcon_lab import __version__
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about, make_folder
 from falcon_lab.plugins.registry import Components
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -82,27 +83,24 @@ def write_plugin(name: str, kind: str, into: Path, components: Components) -> Pa
             be written there.
     """
     package = package_of(name)
-    about = KINDS[kind]
-    if components.knows(about.kind, name):
-        owner = components.find(about.kind, name)
+    described = KINDS[kind]
+    if components.knows(described.kind, name):
+        owner = components.find(described.kind, name)
         raise FalconLabError(
-            f"a component {name!r} of kind {about.kind} comes with {owner.distribution} "
+            f"a component {name!r} of kind {described.kind} comes with {owner.distribution} "
             f"{owner.version} already; choose another name"
         )
     folder = into / name
     if folder.exists():
         raise FalconLabError(f"{folder} is there already; choose another name or --into")
     texts = rendered(name, package, kind)
-    try:
-        into.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=into, prefix=".new-plugin-") as place:
-            whole = Path(place) / name
-            for path, text in texts.items():
-                (whole / path).parent.mkdir(parents=True, exist_ok=True)
-                (whole / path).write_text(text, encoding="utf-8")
-            whole.rename(folder)
-    except OSError as error:
-        raise FalconLabError(f"cannot write {folder}: {error}") from error
+    make_folder(into)
+    with about(folder), TemporaryDirectory(dir=into, prefix=".new-plugin-") as place:
+        whole = Path(place) / name
+        for path, text in texts.items():
+            (whole / path).parent.mkdir(parents=True, exist_ok=True)
+            (whole / path).write_text(text, encoding="utf-8")
+        whole.rename(folder)
     return folder
 
 
@@ -131,16 +129,16 @@ def package_of(name: str) -> str:
 
 def rendered(name: str, package: str, kind: str) -> dict[str, str]:
     """Return the text of every file of the distribution, by its path."""
-    about = KINDS[kind]
-    module = about.kind
+    described = KINDS[kind]
+    module = described.kind
     values = {
         "name": name,
         "package": package,
         "module": module,
-        "check": about.check,
-        "what": about.what,
+        "check": described.check,
+        "what": described.what,
         "release": ".".join(__version__.split(".")[:2]),
-        "yaml": Template(about.yaml).substitute(name=name),
+        "yaml": Template(described.yaml).substitute(name=name),
     }
     sources = {
         "pyproject.toml": "pyproject.toml.in",

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.schema import Experiment
+from falcon_lab.config.schema import PLAIN, Experiment
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.hf_generate import HfGenerate
-from falcon_lab.measure.measurement import PLAIN
 from falcon_lab.measure.records import write_answers
 from falcon_lab.measure.results import records_of, write_results
 from falcon_lab.model.target import Target

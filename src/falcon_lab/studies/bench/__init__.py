@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from falcon_lab.config.schema import PLAIN
+
 HF = "hf"
 HF_STATIC = "hf-static"
 HF_ASSISTED = "hf-assisted"
 HF_LOOKUP = "hf-lookup"
-PLAIN = "plain"
 DRAFTER = "drafter"
 
 METHODS: dict[str, str] = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.load import to_plain
-from falcon_lab.config.schema import Experiment
+from falcon_lab.config.schema import PLAIN, Experiment
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
@@ -22,7 +22,6 @@ from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import Setup
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
-from falcon_lab.studies.bench import PLAIN
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.schema import DecodingConfig
+from falcon_lab.config.schema import PLAIN, DecodingConfig
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.engines import Methods, Setup
@@ -14,7 +14,7 @@ from falcon_lab.measure.hf_generate import HfGenerate
 from falcon_lab.measure.measurement import Engine
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.loading import check_target
-from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS, PLAIN
+from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.config.schema import PLAIN
 from falcon_lab.files import write_atomically
 from falcon_lab.report.methods import (
     IDENTICAL,
@@ -21,7 +22,7 @@ from falcon_lab.report.methods import (
 )
 from falcon_lab.report.plots import BASELINE, Curve, Panel, colours_of, line_plot
 from falcon_lab.report.tables import Column, Table, decimals, percent
-from falcon_lab.studies.bench import HF, METHODS, PLAIN
+from falcon_lab.studies.bench import HF, METHODS
 
 Results = Mapping[str, Any]
 

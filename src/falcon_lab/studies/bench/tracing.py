@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from falcon_lab.errors import FalconLabError
-from falcon_lab.files import replacing
+from falcon_lab.files import write_whole
 
 TOKENS = 16
 """New tokens of a traced generation: some rounds, in a file that a browser can open."""
@@ -43,12 +42,8 @@ def write_trace(path: Path, engines: Mapping[str, Any], generate: Callable[[Any]
         for name, engine in engines.items():
             with record_function(name):
                 generate(with_ranges(engine))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:  # whose end says whether to compress, as that of path
-            found.export_chrome_trace(str(temporary))
-    except (OSError, RuntimeError) as error:
-        raise FalconLabError(f"{path}: the trace cannot be written ({error})") from error
+    # The end of the temporary name says whether to compress, as that of the path does.
+    write_whole(path, lambda each: found.export_chrome_trace(str(each)), also=(RuntimeError,))
 
 
 def with_ranges(engine: Any) -> Any:

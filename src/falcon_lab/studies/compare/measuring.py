@@ -12,14 +12,14 @@ from functools import partial
 from statistics import median_low
 from typing import Any
 
-from falcon_lab.config.schema import EvaluationConfig
+from falcon_lab.config.schema import PLAIN, EvaluationConfig
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.journal import Journal
-from falcon_lab.measure.measurement import PLAIN, Engine, Measurement
+from falcon_lab.measure.measurement import Engine, Measurement
 from falcon_lab.measure.records import Record, tokens_per_second
 from falcon_lab.measure.statistics import fastest_method
 from falcon_lab.studies.bench.memory import peak_of

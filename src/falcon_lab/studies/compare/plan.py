@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, fields
 from math import sqrt
 from pathlib import Path
 
-from falcon_lab.config.schema import Experiment, Node
+from falcon_lab.config.schema import PLAIN, Experiment, Node
 from falcon_lab.errors import ConfigError, did_you_mean
+from falcon_lab.fields import named
 from falcon_lab.report.tables import Table
 
 OWN, BEST = "own", "best"
@@ -130,7 +131,7 @@ class PaperConfig:
 class ComparisonConfig:
     """What is compared, beside the experiment that all heads share."""
 
-    heads: dict[str, Node] = field(default_factory=dict)
+    heads: dict[str, Node] = named(reserved=rf"{PLAIN}( \d+)?")
     """Head -> what differs from the experiment; ``optional: true`` leaves a head out whose plug-in
     is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
     another head whose trained drafters this one uses, to decode with them otherwise. ``spend``

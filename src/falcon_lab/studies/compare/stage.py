@@ -8,12 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.assembling import KINDS
-from falcon_lab.errors import FalconLabError
+from falcon_lab.files import locked, make_folder
 from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.statistics import Interval, resampled
@@ -88,16 +86,11 @@ def holding(folder: Path) -> Iterator[None]:
     Raises:
         FalconLabError: one is at work there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".compare.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise FalconLabError(
-            f"{folder}: another comparison is using this folder; wait for it or choose another "
-            "with out=FOLDER"
-        ) from None
-    with lock:
+    busy = (
+        f"{folder}: another comparison is using this folder; wait for it or choose another with "
+        "out=FOLDER"
+    )
+    with locked(make_folder(folder) / ".compare.lock", busy=busy):
         yield
 
 

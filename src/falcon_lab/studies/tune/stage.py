@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.schema import Experiment
+from falcon_lab.config.schema import PLAIN, Experiment
 from falcon_lab.decoding.assembling import assemble
 from falcon_lab.interfaces import TreeBuilder
 from falcon_lab.measure.engines import Methods, Setup
-from falcon_lab.measure.measurement import PLAIN, Measurement
+from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.records import tokens_per_second
 from falcon_lab.measure.statistics import compare, fastest_method
 from falcon_lab.plugins.builtins import DynamicTreeConfig
