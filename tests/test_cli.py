@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,24 +153,73 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, ran: list[Ex
     assert isinstance(call("run", "x.yaml").exception, ZeroDivisionError)
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]) -> None:
-    monkeypatch.setattr(falcon_lab.experiment, "run", raising(KeyboardInterrupt()))
-    result = call("run", "x.yaml")
-    assert result.exit_code == 130
-    assert result.stderr.endswith("interrupted; the same command resumes it\n")
+def ended_by(number: int, *, swallowed: type[Exception] | None = None) -> Callable[..., None]:
+    """A run that gets a signal, and a library in it that makes another error of what it sees."""
+
+    def body(*arguments: object, **options: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            if swallowed is None:
+                raise
+            raise swallowed from error
+
+    return body
 
 
-def test_ctrl_c_that_lightning_turned_into_an_exit_is_still_ctrl_c(
+def losing(number: int) -> Callable[..., None]:
+    """A run in which a library loses what the signal raised, and that goes on for long."""
+
+    def body(*arguments: object, **options: object) -> None:
+        with suppress(BaseException):
+            signal.raise_signal(number)
+        time.sleep(60)
+
+    return body
+
+
+def test_a_signal_that_a_library_loses_ends_the_command_all_the_same(
     monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]
 ) -> None:
-    def as_the_trainer_does(*arguments: object, **options: object) -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            sys.exit(1)
+    monkeypatch.setattr(falcon_lab.experiment, "run", losing(signal.SIGTERM))
+    started = time.monotonic()
+    assert call("run", "x.yaml").exit_code == 143
+    assert time.monotonic() - started < 30
 
-    monkeypatch.setattr(falcon_lab.experiment, "run", as_the_trainer_does)
-    assert call("run", "x.yaml").exit_code == 130
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("swallowed", [None, RuntimeError])
+def test_a_signal_is_named_with_the_way_to_go_on_and_is_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    ran: list[Experiment],
+    name: str,
+    swallowed: type[Exception] | None,
+) -> None:
+    number = getattr(signal, name)
+    monkeypatch.setattr(falcon_lab.experiment, "run", ended_by(number, swallowed=swallowed))
+    before = signal.getsignal(number)
+    result = call("run", "x.yaml")
+    assert result.exit_code == 128 + number
+    assert result.stderr == (
+        f"falcon-lab: ended by {name}; the same command goes on where it stopped\n"
+    )
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_so(
+    monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]
+) -> None:
+    monkeypatch.setattr(falcon_lab.experiment, "run", ended_by(signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert call("run", "x.yaml").exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_exit_code_of_the_command_is_kept(
+    monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]
+) -> None:
     monkeypatch.setattr(falcon_lab.experiment, "run", raising(SystemExit(3)))
     assert call("run", "x.yaml").exit_code == 3
 

@@ -5,13 +5,16 @@ themselves stand in ``falcon_lab.commands``.
 
 Exit codes: 0 all is well; 1 a check failed, or a bug, which leaves its traceback; 2 an error that
 the user can mend, in one line (``--traceback`` shows where it comes from); 3 the doctor found
-something to mend; 130 Ctrl-C.
+something to mend; 129, 130, 143 SIGHUP, SIGINT (Ctrl-C) or SIGTERM; 141 nobody reads the output.
 """
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from typing import IO, Any
 
 import click
@@ -23,11 +26,18 @@ from falcon_lab.commands.measure import bench, tune
 from falcon_lab.commands.plugins import new_plugin, plugins
 from falcon_lab.commands.quiet import third_party_tips_silenced
 from falcon_lab.commands.run import compare, evaluate, run, view_data
+from falcon_lab.commands.signals import Ended, ending_signals_raised
+from falcon_lab.commands.streams import (
+    READER_LEFT,
+    discard_output,
+    make_streams_safe,
+    reader_left,
+)
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.files import explain
 
-INTERRUPTED = 130
-"""Exit code by which a shell knows a command that Ctrl-C ended."""
+RESUMABLE = ("run", "compare")
+"""Commands that go on where they stopped when they are given again."""
 
 
 TRACEBACK = "--traceback"
@@ -49,14 +59,31 @@ class MendableError(click.ClickException):
         self._original = original
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message on stderr."""
+        """Print the message on stderr, in a line of its own."""
+        end_bars()
         if self._original is not None:
             click.echo("".join(traceback.format_exception(self._original)), err=True)
         click.echo(f"falcon-lab: {self.format_message()}", err=True)
 
 
 class Commands(click.Group):
-    """Turn what the user can mend, and Ctrl-C, into a line and an exit code."""
+    """Turn what the user can mend, signals and closed pipes into a line and an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **named: Any) -> Any:
+        """Run the command line with streams that take every character, until it ends or is ended.
+
+        Raises:
+            SystemExit: with the exit code.
+        """
+        make_streams_safe()
+        words = list(sys.argv[1:] if args is None else args)
+        say = partial(say_ended, words)
+        try:
+            with ending_signals_raised(say):
+                return super().main(words, *more, **named)
+        except Ended as ended:
+            say(ended)
+            sys.exit(ended.exit_code)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take ``--traceback`` from wherever it stands."""
@@ -68,27 +95,31 @@ class Commands(click.Group):
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            if not reader_left():  # a pipe of our own: a bug
+                raise
+            discard_output()
+            ctx.exit(READER_LEFT)
         except (FalconLabError, OSError) as error:
-            if isinstance(error, ConnectionError):  # of a closed pipe
+            if isinstance(error, ConnectionError):
                 raise
             line = str(error) if isinstance(error, FalconLabError) else explain(error)
             shown = error if ctx.params.get("with_traceback") else None
             raise MendableError(" ".join(line.split()), shown) from error
-        except KeyboardInterrupt:
-            interrupted(ctx)
-        except SystemExit as leaving:
-            # Lightning's Trainer catches Ctrl-C itself and leaves with 1.
-            if isinstance(leaving.__context__, KeyboardInterrupt):
-                interrupted(ctx)
-            raise
 
 
-def interrupted(ctx: click.Context) -> None:
-    """Name how to resume after Ctrl-C, and exit with the shell's code for it."""
-    again = "; the same command resumes it"
-    resumable = ctx.invoked_subcommand in ("run", "compare")
-    click.echo(f"\nfalcon-lab: interrupted{again if resumable else ''}", err=True)
-    ctx.exit(INTERRUPTED)
+def say_ended(words: Sequence[str], ended: Ended) -> None:
+    """Name the signal that ended the command, and how to go on."""
+    end_bars()
+    resumes = words[:1] and words[0] in RESUMABLE
+    again = "; the same command goes on where it stopped" if resumes else ""
+    click.echo(f"falcon-lab: ended by {ended.name}{again}", err=True)
+
+
+def end_bars() -> None:
+    """End the lines of progress bars that are still open."""
+    if "falcon_lab.bars" in sys.modules:  # which takes tqdm, and the time to import it
+        sys.modules["falcon_lab.bars"].close_bars()
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

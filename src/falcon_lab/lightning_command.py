@@ -24,7 +24,7 @@ def main() -> None:
     """Run the experiment, or hand the call on with ``sys.argv`` untouched."""
     arguments = sys.argv[1:]
     if is_ours(arguments):
-        from falcon_lab.cli import main as falcon_lab
+        from falcon_lab.__main__ import main as falcon_lab
 
         falcon_lab()
     elif other := other_owner():

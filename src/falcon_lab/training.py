@@ -8,6 +8,8 @@ it is there.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from falcon_lab.bars import Bar
 from falcon_lab.config.schema import OptimizerConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import explain
@@ -62,10 +65,50 @@ def train(
         **{**DEFAULTS, **trainer_args},
         default_root_dir=folder,
         logger=False if logger is None else logger,
-        callbacks=[*bar, *callbacks, KeepLastTwo(checkpoints, checkpoint_every)],
+        callbacks=[*bar, *callbacks, KeepLastTwo(checkpoints, checkpoint_every), KeepSigterm()],
     )
-    trainer.fit(module, datamodule=datamodule, ckpt_path=None if resume is None else str(resume))
+    try:
+        trainer.fit(
+            module, datamodule=datamodule, ckpt_path=None if resume is None else str(resume)
+        )
+    except BaseException:
+        end_workers(trainer)
+        raise
     return trainer
+
+
+# --- signals and other processes ------------------------------------------------------------------
+
+
+class KeepSigterm(Callback):
+    """Leaves SIGTERM with whoever had it before the training.
+
+    Lightning's own handler finishes the step and exits with 0, as if all had been trained; in a
+    distributed training it waits for a collective that the others may never reach.
+    """
+
+    def __init__(self) -> None:
+        self._before = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Undo what Lightning has just registered; it restores nothing else at its end."""
+        main_thread = threading.current_thread() is threading.main_thread()
+        if main_thread and self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    on_sanity_check_start = on_train_start
+
+
+def end_workers(trainer: Trainer) -> None:
+    """Kill the processes that a distributed training started: they wait for one that has failed.
+
+    They hold no lock and write no file.
+    """
+    launcher = trainer.strategy.launcher
+    if launcher is not None:
+        launcher.kill(signal.SIGKILL)
+        # Lightning's observer would kill this process too, before it has said why it ends.
+        getattr(launcher, "procs", []).clear()
 
 
 # --- optimiser and learning rate ------------------------------------------------------------------
@@ -107,10 +150,31 @@ def cosine(progress: float, final: float) -> float:
 
 
 class TrainingBar(TQDMProgressBar):
-    """Lightning's bar without the logger's version, and without an epoch where steps govern."""
+    """Lightning's bar as ours: no version of the logger, and no epoch where steps govern."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=REFRESH)
+
+    def init_train_tqdm(self) -> Any:
+        """Return the bar of the training."""
+        return self._bar(self.train_description, leave=True, smoothing=0)
+
+    def init_validation_tqdm(self) -> Any:
+        """Return the bar of one validation."""
+        return self._bar(self.validation_description, leave=False, position=1)
+
+    def init_sanity_tqdm(self) -> Any:
+        """Return the bar of the validation before the training."""
+        return self._bar(self.sanity_check_description, leave=False)
+
+    def _bar(self, description: str, **options: Any) -> Bar:
+        return Bar(
+            desc=description,
+            disable=self.is_disabled,
+            dynamic_ncols=True,
+            bar_format=self.BAR_FORMAT,
+            **options,
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, *arguments: Any) -> None:
         """Reset the bar; where steps govern, it is the whole training."""

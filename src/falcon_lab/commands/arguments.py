@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from falcon_lab.commands.signals import is_worker
 from falcon_lab.errors import FalconLabError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,7 +102,7 @@ def wants_color(refused: bool) -> bool:
 
 def announce(line: str) -> None:
     """Print a line on stdout; only the first process of a distributed run does."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
+    if not is_worker():
         click.echo(line)
 
 

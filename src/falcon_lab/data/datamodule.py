@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningDataModule
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from falcon_lab.bars import Bar
 from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.corpora import corpus
 from falcon_lab.data.documents import Document, load_template
@@ -178,7 +178,7 @@ class FalconDataModule(LightningDataModule):
         documents: Iterator[Document] = corpus(
             config.corpus, split=split, limit=limit, seed=config.seed
         )
-        bar = tqdm(documents, desc=f"encoding {split}", total=limit, unit="doc", disable=None)
+        bar = Bar(documents, desc=f"encoding {split}", total=limit, unit="doc")
         return encode_all(bar, self.tokenizer, load_template(config.chat_template))
 
     def _pack(self, split: str, encoded: Iterable[Encoded]) -> PackedSequences:

@@ -149,13 +149,13 @@ def build_store(
     Raises:
         FalconLabError: a shard cannot be written; what was there before is still there.
     """
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    from falcon_lab.bars import Bar
 
     make_folder(plan.folder)
     if not (plan.folder / INDEX).exists():
         write_index(plan.folder, plan.index)
     total = sum(len(plan.index.shard(number)) for number in plan.missing)
-    with tqdm(total=total, desc="teacher features", unit="sequence", disable=None) as bar:
+    with Bar(total=total, desc="teacher features", unit="sequence") as bar:
         for number in plan.missing:
             parts = []
             here = plan.index.shard(number)

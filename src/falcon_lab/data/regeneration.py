@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from falcon_lab.bars import Bar
 from falcon_lab.data.encoding import Encoded
 from falcon_lab.files import write_whole
 
@@ -90,7 +90,7 @@ def _written(
     # Beginnings of like length side by side waste the least padding.
     order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
     texts: dict[int, list[int]] = {}
-    with tqdm(total=len(order), desc="regenerating", unit="text", disable=None) as bar:
+    with Bar(total=len(order), desc="regenerating", unit="text") as bar:
         for at in range(0, len(order), BATCH):
             group = order[at : at + BATCH]
             whole = write([beginnings[number] for number in group], length)

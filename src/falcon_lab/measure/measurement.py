@@ -274,9 +274,9 @@ def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[st
     if not total:  # all of it was measured before
         yield lambda method: None
         return
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from falcon_lab.bars import Bar
 
-    with tqdm(total=total, desc="evaluate", unit="answer") as bar:
+    with Bar(total=total, desc="evaluate", unit="answer") as bar:
         started = False
 
         def report(method: str) -> None:
