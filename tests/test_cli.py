@@ -290,6 +290,32 @@ def test_every_command_explains_itself() -> None:
     assert call("--version").stdout == f"falcon-lab, version {falcon_lab.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", ""], "an argument of run"),
+        (["run", "x.yaml", ""], "an argument of run"),
+        (["compare", "", "x.yaml"], "an argument of compare"),
+        (["generate", "--drafter", ""], "--drafter"),
+        (["generate", "--target="], "--target"),
+        (["bench", "--json", ""], "--json"),
+        ([""], "an argument of falcon-lab"),
+    ],
+)
+def test_what_an_empty_variable_leaves_is_refused_and_not_guessed(
+    arguments: list[str], named: str
+) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_override_may_be_empty_for_null(ran: list[Experiment]) -> None:
+    assert call("run", "x.yaml", "wandb.entity=", "--wandb.group=").exit_code == 0
+    assert [ran[0].wandb.entity, ran[0].wandb.group] == [None, None]
+
+
 def test_only_the_first_process_of_a_distributed_run_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

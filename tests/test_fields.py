@@ -9,6 +9,7 @@ import pytest
 from falcon_lab.errors import ConfigError, join
 from falcon_lab.fields import (
     Form,
+    Name,
     Range,
     choice,
     limited,
@@ -154,7 +155,7 @@ def test_a_limit_says_what_it_holds() -> None:
 
 @dataclass
 class Rows:
-    methods: dict[str, Inner] = named(reserved="plain|HF generate")
+    methods: dict[str, Inner] = named(Name("plain|HF generate"))
     rate: float = 1.0
     cap: float = float("inf")
 

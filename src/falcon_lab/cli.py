@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import IO, Any
 
 import click
@@ -89,7 +90,22 @@ class Commands(click.Group):
         """Take ``--traceback`` from wherever it stands."""
         if TRACEBACK in args:
             args = [TRACEBACK, *(word for word in args if word != TRACEBACK)]
+        self._refuse_empty(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _refuse_empty(self, ctx: click.Context, args: list[str]) -> None:
+        """Refuse ``run ""`` and ``--target ""``: what a variable leaves that is not set."""
+        name = next((word for word in args if not word.startswith("-")), "")
+        command = self.get_command(ctx, name)
+        options = {text for each in command.params for text in each.opts} if command else set()
+        for before, word in pairwise(["", *args]):
+            option = before if word == "" else word.removesuffix("=")
+            if word == "" or (word.endswith("=") and option in options):
+                what = option if option in options else f"an argument of {name or 'falcon-lab'}"
+                raise MendableError(
+                    f"{what} is empty, as where a variable is not set; give it a value or leave "
+                    "it out (--help shows what there is)"
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""

@@ -150,10 +150,9 @@ def ranged(
     return limited(default, Range(least, most, above, below))
 
 
-def named(*, reserved: str = "") -> Any:
+def named(limit: Name) -> Any:
     """Return a dataclass field of a mapping, empty by default, whose keys become names of files."""
-    metadata = {KEYS: Name(reserved)}
-    return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default_factory=dict, metadata={KEYS: limit})
 
 
 def choice(default: Any, words: Sequence[str]) -> Any:

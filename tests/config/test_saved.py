@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from falcon_lab.config.saved import bench_experiment, decoding_experiment
+from falcon_lab.config.saved import bench_experiment, decoding_experiment, saved_experiment
 from falcon_lab.errors import ConfigError, FalconLabError
 
 
@@ -75,3 +75,16 @@ def test_a_tree_in_a_file_brings_its_controller(tmp_path: Path) -> None:
     assert (rows[str(file)].tree or {})["template"] == ["0", "1"]
     assert (rows[str(file)].controller or {})["threshold"] == 0.4
     assert rows["chain"].controller is None
+
+
+def test_a_folder_does_not_say_where_its_evaluation_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text("wandb: {mode: online, entity: them, project: p}")
+    found = saved_experiment(tmp_path, []).wandb
+    assert (found.mode, found.entity, found.project) == (None, None, "p")
+    assert saved_experiment(tmp_path, ["wandb.mode=online"]).wandb.mode == "online"
+
+
+def test_a_tree_that_is_called_as_the_baseline_does_not_take_its_row(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "drafter", {"name": "one"})
+    with pytest.raises(FalconLabError, match="--tree plain"):
+        bench_experiment(folder, ["plain"], [])

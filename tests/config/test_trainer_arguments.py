@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.config.trainer import RESERVED, check_trainer, trainer_annotations
+from falcon_lab.config.trainer import (
+    RESERVED,
+    STEPS,
+    check_trainer,
+    trainer_annotations,
+    training_steps,
+)
 from falcon_lab.errors import ConfigError, FalconLabError
 
 
@@ -67,6 +73,30 @@ def test_what_the_run_sets_itself_is_refused_with_what_to_use(name: str) -> None
 )
 def test_a_wrong_type_is_refused_with_the_right_one(name: str, value: object, wanted: str) -> None:
     assert refusal(**{name: value}).endswith(f"is {value!r}; Lightning wants {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_steps", value) for value in (0, -1, -5, None)),
+        *(("max_epochs", value) for value in (0, -2)),
+        ("limit_train_batches", 0),
+        ("limit_train_batches", -0.5),
+        ("accumulate_grad_batches", 0),
+        ("gradient_clip_val", -1.0),
+        ("gradient_clip_val", float("inf")),
+        ("check_val_every_n_epoch", 0),
+        ("fast_dev_run", True),
+        ("num_nodes", 0),
+    ],
+)
+def test_what_trains_nothing_or_without_limit_is_refused_by_name(name: str, value: object) -> None:
+    assert refusal(**{name: value}).startswith(f"trainer.{name}: ")
+
+
+def test_a_training_without_steps_of_its_own_has_the_default() -> None:
+    assert training_steps({"max_epochs": 2}) == STEPS
+    assert training_steps({"max_steps": 7}) == 7
 
 
 def test_a_lightning_that_is_not_there_or_not_lightning_is_named(

@@ -88,6 +88,15 @@ def test_a_name_that_is_markup_stays_text() -> None:
         assert bad in texts(svg)
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_a_name_that_is_no_formula_is_drawn_as_it_stands() -> None:
+    name = "$\\nosuch{$ a_b^ 🦅\nand more"
+    drawn = bar_plot([Bar(name, [(1, "red", "")])], "s", x=name)
+    drawn += line_plot([Panel([Curve([1, 10], [1, 1000], "red", name)], name, log="xy")], "s")
+    assert drawn.count("$\\nosuch{$") >= 2
+    assert "mathdefault" not in drawn
+
+
 def test_names_keep_their_colours_and_many_names_share_some() -> None:
     names = [str(number) for number in range(len(COLOURS) + 1)]
     found = colours_of(names)

@@ -23,7 +23,6 @@ from falcon_lab.commands.arguments import (
 )
 from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_json
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import make_folder
 from falcon_lab.studies.bench import HF_ASSISTED, METHODS
 
 TUNED_YAML, TUNED_JSON = "tuned.yaml", "tune.json"
@@ -83,7 +82,7 @@ def bench(
 
     if batch_sizes:
         results = bench_batches(experiment, batch_sizes, announce=progress)
-        click.echo(format_batches(results))
+        shown = format_batches(results)
     else:
         results = bench_decoding(
             experiment,
@@ -92,9 +91,10 @@ def bench(
             trace=profile,
             announce=progress,
         )
-        click.echo(format_bench(results))
+        shown = format_bench(results)
     if into is not None:
         write_results(into, results)
+    click.echo(shown)
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -156,9 +156,8 @@ def tune(
     from falcon_lab.studies.tune.stage import tune as tune_tree
 
     results = tune_tree(experiment, Limits(texts, source, nodes, depth), progress)
-    click.echo(format_tune(results))
-    make_folder(into)
     write_results(into / TUNED_JSON, results)
+    click.echo(format_tune(results))
     write_plots(into, results)
     written = write_fragment(into / TUNED_YAML, results)
     click.echo(f"\nthe tree: {written}; tables and answers: {into / TUNED_JSON}")

@@ -101,8 +101,8 @@ def carry_out(plan: Plan, *, dry_run: bool) -> None:
     from falcon_lab.studies.compare.stage import compare as measure
 
     results = measure(plan, announce, partial(experiment.run, announce=announce))
-    click.echo(format_comparison(results))
     into = write_results(plan.folder / f"{plan.base.name}.json", results)
+    click.echo(format_comparison(results))
     report = write_page(plan.folder / f"{plan.base.name}.html", results)
     click.echo(f"\nreport   {report}\nresults  {into}")
 

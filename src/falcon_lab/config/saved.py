@@ -13,7 +13,7 @@ from typing import Any
 
 from falcon_lab.config.load import load_experiment
 from falcon_lab.config.overrides import is_yaml
-from falcon_lab.config.schema import Experiment, MethodConfig
+from falcon_lab.config.schema import METHOD_NAME, Experiment, MethodConfig
 from falcon_lab.errors import FalconLabError
 
 CONFIGURATION = "experiment.yaml"
@@ -56,10 +56,16 @@ def bench_experiment(
         shared = [word for word in overrides if not key_of(word).startswith("tree.")]
     for text in trees or DEFAULT_TREES:
         name, *options = re.split(r",(?=[\w.]+=)", text)
+        row = " ".join([name, *options])
+        if re.fullmatch(METHOD_NAME.reserved, row):
+            raise FalconLabError(
+                f"--tree {text}: a row of that name is measured in any case; write the tree's "
+                "full name, DISTRIBUTION/NAME (falcon-lab plugins lists it)"
+            )
         file = is_yaml(name)
         own = [name if file else f"tree.name={name}", *(f"tree.{option}" for option in options)]
         with_own = decoding_experiment(drafter, [*shared, *own])
-        experiment.evaluation.methods[" ".join([name, *options])] = MethodConfig(
+        experiment.evaluation.methods[row] = MethodConfig(
             drafter=None if drafter else experiment.drafter,
             drafter_path=str(drafter) if drafter else None,
             tree=with_own.tree,
@@ -119,12 +125,14 @@ def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     """Return the experiment that evaluates what is in ``folder``.
 
     A run's folder is measured as its own experiment says. A drafter's folder that was shared is
-    measured by its chain and its default tree, into ``runs/evaluate-NAME``.
+    measured by its chain and its default tree, into ``runs/evaluate-NAME``. Whether anything goes
+    online, and to whom, is the reader's to say and not the folder's.
     """
     stages = "stages=[evaluate, report]"
     for run_folder in (folder, folder.parent):
         if (run_folder / CONFIGURATION).exists():
-            fixed = [stages, f"out={json.dumps(str(run_folder))}", "seeds=[]"]
+            place = f"out={json.dumps(str(run_folder))}"
+            fixed = [stages, place, "seeds=[]", "wandb.mode=null", "wandb.entity=null"]
             experiment = load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
             if Path(experiment.out) != run_folder:
                 use_drafter_of(run_folder, experiment)

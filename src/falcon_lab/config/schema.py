@@ -21,6 +21,9 @@ ATTENTION = ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_fla
 PLAIN, HF_GENERATE = "plain", "HF generate"
 """Methods that every evaluation measures: decoding without a drafter, ours and Hugging Face's."""
 
+METHOD_NAME = Name(reserved=rf"{PLAIN}(, .*)?|HF .*")
+"""Names of methods: none is that of a way to decode which an evaluation or a benchmark adds."""
+
 Node = dict[str, Any]
 
 
@@ -242,7 +245,7 @@ class EvaluationConfig:
     hf_generate: bool = True
     """Measure Hugging Face ``generate`` beside our loops."""
     seed: int = ranged(0, least=0)
-    methods: dict[str, MethodConfig] = named(reserved=f"{PLAIN}|{HF_GENERATE}")
+    methods: dict[str, MethodConfig] = named(METHOD_NAME)
 
 
 @dataclass

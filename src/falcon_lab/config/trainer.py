@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
+from falcon_lab.fields import Range
 
 RESERVED = {
     "logger": "Weights & Biases is set up by the wandb section",
@@ -20,6 +21,35 @@ RESERVED = {
     "default_root_dir": "use out=FOLDER",
 }
 """Arguments of the Trainer that an experiment sets itself, and what to use instead."""
+
+STEPS = 1000
+"""Optimiser steps of a training where ``trainer.max_steps`` is left out."""
+
+RANGES = {
+    "max_steps": Range(least=1),
+    "min_steps": Range(least=0),
+    "max_epochs": Range(least=-1),
+    "min_epochs": Range(least=0),
+    "accumulate_grad_batches": Range(least=1),
+    "gradient_clip_val": Range(least=0),
+    "limit_train_batches": Range(above=0),
+    "limit_val_batches": Range(least=0),
+    "overfit_batches": Range(least=0),
+    "val_check_interval": Range(above=0),
+    "check_val_every_n_epoch": Range(least=1),
+    "num_sanity_val_steps": Range(least=-1),
+    "log_every_n_steps": Range(least=0),
+    "num_nodes": Range(least=1),
+}
+"""What Lightning takes as it is and trains nothing with, or something else than was meant."""
+
+ADVICE = {
+    "max_steps": "the learning rate follows it, so it is never without limit; max_epochs and "
+    "max_time may end a training before",
+    "max_epochs": "-1 leaves the end to max_steps",
+    "limit_train_batches": "to train nothing, leave the stage distil out",
+}
+"""Argument -> what to do in place of a value beyond its range."""
 
 SCALARS = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict}
 
@@ -29,7 +59,7 @@ def check_trainer(section: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: an argument that the installed Trainer does not have, that an experiment sets
-            itself, or of a type that Lightning does not take.
+            itself, of a type that Lightning does not take, or of a value that trains nothing.
     """
     annotations = trainer_annotations()
     known = [name for name in annotations if name not in RESERVED]
@@ -41,7 +71,28 @@ def check_trainer(section: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"trainer.{name}", f"is no argument of Lightning's Trainer{suggestion}"
             )
-    return {name: _fit(value, annotations[name], name) for name, value in section.items()}
+    checked = {name: _fit(value, annotations[name], name) for name, value in section.items()}
+    for name, value in checked.items():
+        if problem := _refusal(name, value):
+            raise ConfigError(f"trainer.{name}", problem)
+    return checked
+
+
+def training_steps(section: Mapping[str, Any]) -> int:
+    """Return the optimiser steps that a training takes at the most."""
+    return int(section.get("max_steps", STEPS))
+
+
+def _refusal(name: str, value: Any) -> str | None:
+    """Return what is wrong with the value of an argument, or None."""
+    if name == "fast_dev_run" and value:
+        return "leaves a drafter that learnt nothing where a trained one belongs; use max_steps=1"
+    if name == "max_epochs" and value == 0:
+        return "is 0, which trains nothing; leave the stage distil out"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name not in RANGES or not number or not (problem := RANGES[name].refusal(value)):
+        return None
+    return "; ".join(filter(None, [problem, ADVICE.get(name)]))
 
 
 def trainer_annotations() -> dict[str, ast.expr | None]:
@@ -60,10 +111,14 @@ def trainer_annotations() -> dict[str, ast.expr | None]:
 
 
 def _fit(value: Any, annotation: ast.expr | None, name: str) -> Any:
-    if annotation is None or value is None:
+    if annotation is None:
         return value
     words = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
-    if any(word.startswith("_") for word in words):  # an alias of Lightning's: leave it to it
+    if value is None and "Optional" not in words:
+        raise ConfigError(f"trainer.{name}", "is empty; give it a value or take the line out")
+    if value is None or any(
+        word.startswith("_") for word in words
+    ):  # an alias of Lightning's: leave it to it
         return value
     allowed = {SCALARS[word] for word in words if word in SCALARS}
     if type(value) is float and int in allowed and float not in allowed and value.is_integer():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
+from falcon_lab.config.trainer import training_steps
 from falcon_lab.data.heldout import heldout_prompts
 from falcon_lab.decoding.assembling import KINDS, assemble
 from falcon_lab.decoding.engine import SpeculativeEngine
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
-
-STEPS = 1000
-"""Training steps where ``trainer`` names neither ``max_steps`` nor ``max_epochs``."""
 
 
 def train_drafter(
@@ -91,12 +89,6 @@ def train_drafter(
             target=target,
             card=f"# {experiment.drafter['name']}\n\nNot measured yet.\n",
         )
-
-
-def training_steps(trainer: dict[str, Any]) -> int:
-    """Return the optimiser steps of a training."""
-    steps = trainer.get("max_steps", -1)
-    return int(steps) if steps > 0 else STEPS
 
 
 def build_drafter(experiment: Experiment, target: Target, components: Components) -> Any:

@@ -29,6 +29,7 @@ WIDTH = 9.0
 
 STYLE = {
     "svg.fonttype": "none",  # the reader's own fonts: small files, text that can be searched
+    "text.parse_math": False,  # names of methods and heads are no formulas
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.edgecolor": GRID,
@@ -276,6 +277,7 @@ def _paint_panel(axis: Axes, panel: Panel, *, legend: bool) -> None:
         axis.xaxis.set_major_formatter("{x:g}")
     if "y" in panel.log:
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
     if panel.ticks:
         axis.set_xticks(panel.ticks, [_tick(place) for place in panel.ticks])
         axis.minorticks_off()

@@ -58,9 +58,11 @@ def evaluate_methods(
         hf=HfGenerate(setup.target) if experiment.evaluation.hf_generate else None,
     )
     results = setup.results(measurement, methods, header, quality=quality)
+    results["trees"] = []
+    write_results(folder / RESULTS, results)  # nothing that follows can lose what was measured
     results["trees"] = drawn_trees(setup, methods.engines, prompts[0], results["headline"])
-    save_answers(folder / "answers", [PLAIN, *methods.engines], results)
     write_results(folder / RESULTS, results)
+    save_answers(folder / "answers", [PLAIN, *methods.engines], results)
     announce(format_table(results))
     return results
 
@@ -82,6 +84,5 @@ def drawn_trees(
 
 def save_answers(folder: Path, methods: Sequence[str], results: dict[str, Any]) -> None:
     """Write every method's answers in Spec-Bench's format."""
-    folder.mkdir(exist_ok=True)
     for name in methods:
         write_answers(folder / f"{name}.jsonl", name, records_of(results, name))

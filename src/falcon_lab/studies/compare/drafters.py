@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from falcon_lab.config.schema import Experiment, MethodConfig, Node
+from falcon_lab.config.trainer import training_steps
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
@@ -54,8 +55,6 @@ def training_facts(head: Head, seed: int) -> dict[str, Any]:
     Seconds are the mean of the steps whose time was logged, times the steps: what the machine does
     between steps (validation, checkpoints) is not the head's.
     """
-    from falcon_lab.distill.stage import training_steps
-
     run = head.experiments[seed]
     steps = training_steps(run.trainer)
     folder = head.folders[seed].parent

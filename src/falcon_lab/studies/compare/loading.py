@@ -37,6 +37,7 @@ from falcon_lab.studies.compare.plan import (
     BEST,
     COMPARISON_KEYS,
     DECODING_NODES,
+    HEAD_NAME,
     HEAD_NODES,
     SHARED,
     ComparisonConfig,
@@ -368,6 +369,8 @@ def _heads_of_runs(folders: Sequence[Path], runs: Sequence[Experiment]) -> list[
     heads: dict[str, Head] = {}
     for folder, run in zip(folders, runs, strict=True):
         name = _head_name(folder)
+        if problem := HEAD_NAME.refusal(name):
+            raise FalconLabError(f"{folder}: heads are called as their folders, and this {problem}")
         head = heads.setdefault(name, Head(name, True, {}, {}))
         if run.seed in head.experiments:
             raise FalconLabError(

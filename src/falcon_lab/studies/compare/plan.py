@@ -21,7 +21,7 @@ from pathlib import Path
 
 from falcon_lab.config.schema import PLAIN, Experiment, Node
 from falcon_lab.errors import ConfigError, did_you_mean
-from falcon_lab.fields import named
+from falcon_lab.fields import Name, named
 from falcon_lab.report.tables import Table
 
 OWN, BEST = "own", "best"
@@ -127,11 +127,15 @@ class PaperConfig:
     """What a reader must know of the published figures."""
 
 
+HEAD_NAME = Name(reserved=rf"{PLAIN}( \d+)?")
+"""Names of heads: none is that of plain decoding."""
+
+
 @dataclass
 class ComparisonConfig:
     """What is compared, beside the experiment that all heads share."""
 
-    heads: dict[str, Node] = named(reserved=rf"{PLAIN}( \d+)?")
+    heads: dict[str, Node] = named(HEAD_NAME)
     """Head -> what differs from the experiment; ``optional: true`` leaves a head out whose plug-in
     is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
     another head whose trained drafters this one uses, to decode with them otherwise. ``spend``
