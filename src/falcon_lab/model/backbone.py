@@ -9,8 +9,8 @@ Shapes: B batch, T new tokens, S keys (cached ones and the new ones), L tapped l
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -21,12 +21,11 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import PREFIX, backend_of
+from falcon_lab.model.families import FULL, SLIDING, layer_kinds, short_config
 from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.kv_layout import KVLayout
 from falcon_lab.model.lean import LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Taps:
@@ -104,11 +103,29 @@ class Backbone(nn.Module):
         from transformers import AutoModel
 
         shortened = short_config(config, layers)
-        base = AutoModel.from_config(
-            shortened, attn_implementation=plain_attention(config), dtype=torch.float32
-        )
-        base.set_input_embeddings(None)
-        return cls(base, lean=True, width=shortened.hidden_size)
+        if getattr(shortened, "hidden_size_per_layer_input", None):
+            shortened.hidden_size_per_layer_input = 0  # Gemma 4 looks them up by the token
+        with of_the_kind(config, "decoder blocks"):
+            base = AutoModel.from_config(
+                shortened, attn_implementation=plain_attention(config), dtype=torch.float32
+            )
+            base.set_input_embeddings(None)
+            made = cls(base, lean=True, width=shortened.hidden_size)
+            made.check_layers(layers)
+        return made
+
+    def check_layers(self, layers: int) -> None:
+        """Check by a pass over one token that fresh decoder layers can be called.
+
+        Raises:
+            FalconLabError: there are more or fewer of them than asked for.
+        """
+        training = self.training
+        self.eval()  # dropout would draw random numbers
+        stored = len(self._measured_layout(next(self.base.parameters())).layers)
+        self.train(training)
+        if stored != layers:
+            raise FalconLabError(f"{stored} layers store keys and values where {layers} should")
 
     @property
     def implementation(self) -> str:
@@ -171,6 +188,8 @@ class Backbone(nn.Module):
         Returns:
             ``[B, T, H]``.
         """
+        if embeddings is not None:
+            embeddings = embeddings.contiguous()  # mixtures of experts view a pass as rows
         dtype = self._mask_dtype(embeddings)
         new = positions.shape[1]
         seen = new if cache is None else cache.length + new
@@ -267,47 +286,24 @@ class Backbone(nn.Module):
         return row[..., :seen].expand(-1, -1, new, -1)
 
 
-def layer_kinds(config: Any) -> tuple[str, ...]:
-    """Return the kinds of attention among a model's layers.
+@contextmanager
+def of_the_kind(config: Any, what: str) -> Iterator[None]:
+    """Make something fresh of a model's own kind.
 
     Raises:
-        FalconLabError: for a kind that no tree mask can express.
+        FalconLabError: what transformers or the fresh model itself raises, with what was made.
     """
-    listed = getattr(config, "layer_types", None)
-    if not listed:
-        # Without a list, a window in the configuration holds for every layer.
-        listed = [SLIDING] if getattr(config, "sliding_window", None) else [FULL]
-    kinds = tuple(sorted(set(listed)))
-    if strange := set(kinds) - {FULL, SLIDING} | _older_kinds(config):
+    try:
+        yield
+    except Exception as error:  # whatever a model of an unknown kind raises
         raise FalconLabError(
-            f"{config.model_type} has layers of kind {', '.join(sorted(strange))}: a tree of "
-            "drafts cannot be verified through them; choose a target whose layers are all "
-            "full or sliding attention"
-        )
-    return kinds
-
-
-def _older_kinds(config: Any) -> set[str]:
-    """Return kinds that no mask can express, as configurations named them before."""
-    blocks = getattr(config, "layers_block_type", None) or ()  # Recurrent Gemma, Jamba, Zamba
-    counts_rows = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
-    return set(blocks) - {"attention", FULL, SLIDING} | ({"local"} if counts_rows else set())
+            f"no {what} of the target's kind ({config.model_type}) can be made: "
+            f"{' '.join(str(error).split())[:300] or type(error).__name__}; choose a drafter that "
+            "needs none, as lookup or medusa"
+        ) from error
 
 
 def plain_attention(config: Any) -> str:
     """Return the attention of a model beside the target: the target's, but no backend of ours."""
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
     return "sdpa" if attention.startswith(PREFIX) else attention  # little is there to merge
-
-
-def short_config(config: Any, layers: int) -> Any:
-    """Copy a model's configuration with ``layers`` full-attention layers and no vocabulary."""
-    shortened = copy.deepcopy(config)
-    shortened.num_hidden_layers = layers
-    shortened.vocab_size = 1
-    shortened.pad_token_id = None  # an index into the vocabulary that is gone
-    if getattr(config, "layer_types", None):
-        shortened.layer_types = [FULL] * layers
-    elif getattr(config, "sliding_window", None):
-        shortened.sliding_window = None
-    return shortened

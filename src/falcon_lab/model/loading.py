@@ -98,7 +98,7 @@ def refuse_unfit(config: TargetConfig, settings: Any) -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
-    from falcon_lab.model.backbone import layer_kinds
+    from falcon_lab.model.families import layer_kinds
 
     kind = settings.model_type
     known = CLASSES.get(kind)
@@ -129,14 +129,13 @@ def _loading_attention(config: TargetConfig, settings: Any) -> tuple[str, str | 
 
 
 def _refuse_state(name: str, kind: str, class_name: Any) -> None:
-    """Refuse recurrent models: a state cannot be rewound to a path of the tree."""
+    """Refuse recurrent models that do not list their layers."""
     import transformers
 
+    from falcon_lab.model.families import WITH_STATE
+
     if getattr(getattr(transformers, str(class_name), None), "_is_stateful", False):
-        raise FalconLabError(
-            f"target {name} ({kind}) has a recurrent state besides keys and values: a tree of "
-            "drafts cannot be verified through it; choose a target with attention layers alone"
-        )
+        raise FalconLabError(f"target {name} {WITH_STATE.format(kinds=kind)}")
 
 
 def check_vocabulary(target: Target) -> None:
@@ -301,14 +300,38 @@ def check_target(target: Target) -> None:
         packed = target.teacher(tokens[None], torch.zeros_like(positions), positions)[0]
         _compare(target, target.head(packed), expected, "its LM head on our features")
         _compare(target, _by_tree(target, tokens), expected[2:], "a verified tree of drafts")
+        _check_window(target, tokens, positions)
     except FalconLabError:
         raise
     except Exception as error:  # whatever a model of an unknown kind raises
-        raise FalconLabError(
-            f"{target.name} ({target.config.model_type}) cannot be a target: it cannot be run "
-            f"with explicit positions, mask and cache ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]})"
+        reason = f"{type(error).__name__}: {_line(error)}"
+        raise _no_target(
+            target, f"it cannot be run with explicit positions, mask and cache ({reason})"
         ) from error
+
+
+def _check_window(target: Target, tokens: Tensor, positions: Tensor) -> None:
+    """Compare the same under a window of three tokens, where the configuration has a window.
+
+    Some families have one in their configuration that Hugging Face's cache cuts by, and that their
+    attention knows nothing of: what they write depends on how they are called.
+    """
+    backbone = target.backbone
+    if backbone.window is None:
+        return
+    window, backbone.window = backbone.window, 3
+    try:
+        backbone.config.sliding_window = 3
+        expected = target.model(input_ids=tokens[None], use_cache=False).logits[0]
+        packed = target.teacher(tokens[None], torch.zeros_like(positions), positions)[0]
+    finally:
+        backbone.config.sliding_window = backbone.window = window
+    if _difference(target, target.head(packed), expected):
+        raise FalconLabError(
+            f"target {target.name}: its config.json has a sliding_window of {window}, which "
+            f"{target.config.model_type} knows nothing of and Hugging Face's cache cuts by; set it "
+            f"to the {target.max_positions} positions that the model was made for"
+        )
 
 
 def _tokens(target: Target) -> Tensor:
@@ -337,11 +360,23 @@ def _by_tree(target: Target, tokens: Tensor) -> Tensor:
 
 
 def _compare(target: Target, ours: Tensor, expected: Tensor, what: str) -> None:
-    scale = expected.float().abs().max()
-    off = (ours.float() - expected.float()).abs().max() / scale
-    # NaN compares false: it is refused as well.
-    if not bool(off <= TOLERANCE.get(target.dtype, 1e-1)):
-        raise FalconLabError(
-            f"{target.name} ({target.config.model_type}) cannot be a target: {what} gives other "
-            f"logits than the model itself (off by {float(off):.1%} of the largest one)"
+    if off := _difference(target, ours, expected):
+        raise _no_target(
+            target,
+            f"{what} gives other logits than the model itself (off by {off} of the largest one)",
         )
+
+
+def _difference(target: Target, ours: Tensor, expected: Tensor) -> str | None:
+    """Return by how much logits differ, beyond what kernels round differently; None: they agree."""
+    scale = expected.float().abs().max()
+    off = float((ours.float() - expected.float()).abs().max() / scale)
+    # NaN compares false: it is refused as well.
+    return None if off <= TOLERANCE.get(target.dtype, 1e-1) else f"{off:.1%}"
+
+
+def _no_target(target: Target, reason: str) -> FalconLabError:
+    return FalconLabError(
+        f"{target.name} ({target.config.model_type}) cannot be a target: {reason}; choose a target "
+        "of another family"
+    )

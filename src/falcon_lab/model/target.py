@@ -18,6 +18,7 @@ from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.families import decoder_of, max_positions
 from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.fingerprint import fingerprint
 from falcon_lab.model.kv_cache import BatchCache, KVCache
@@ -104,7 +105,7 @@ class Target:
         self.config = model.config.get_text_config(decoder=True)
         self._make: PassMaker = EagerPass
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
-        self.backbone = Backbone(model.get_decoder(), lean=lean)
+        self.backbone = Backbone(decoder_of(model), lean=lean)
         self.hidden_size: int = self.config.hidden_size
         head = model.get_output_embeddings()
         if head is None:
@@ -394,17 +395,6 @@ class Target:
             with torch.inference_mode(False):
                 self._positions = torch.arange(size, device=self.device)[None]
         return self._positions[:, start:stop]
-
-
-def max_positions(config: Any) -> int:
-    """Return the positions that a model was made for, whatever its family calls them."""
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        if isinstance(found := getattr(config, key, None), int):
-            return found
-    raise FalconLabError(
-        f"the configuration of {config.model_type} does not say how many positions it has; add "
-        "max_position_embeddings to its config.json"
-    )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

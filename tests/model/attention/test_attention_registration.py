@@ -17,7 +17,8 @@ from falcon_lab.model.attention.backend import Partial
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import RegisteredAttention, backend_of, register
 from falcon_lab.model.attention.torch_flash import TorchFlash
-from falcon_lab.model.backbone import FULL, Backbone
+from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.families import FULL
 from falcon_lab.model.lean import FAMILIES as LEAN
 from falcon_lab.model.loading import check_target
 from falcon_lab.model.target import Target

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from falcon_lab.model.families import LayerSizes
+
 BASE = 10_000.0
 """Base of the rotary frequencies."""
 
@@ -36,15 +38,8 @@ class Shape(NamedTuple):
     @classmethod
     def like(cls, config: Any) -> Shape:
         """Return the sizes of a target's own layers, by its Hugging Face configuration."""
-        hidden, heads = config.hidden_size, config.num_attention_heads
-        head = getattr(config, "head_dim", None) or hidden // heads
-        return cls(
-            hidden,
-            getattr(config, "intermediate_size", None) or 4 * hidden,
-            heads,
-            getattr(config, "num_key_value_heads", None) or heads,
-            head + head % 2,  # rotation takes pairs
-        )
+        hidden, inner, heads, groups, head = LayerSizes.of(config)
+        return cls(hidden, inner, heads, groups, head + head % 2)  # rotation takes pairs
 
 
 class Rotation(NamedTuple):

@@ -23,6 +23,7 @@ from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_layers import Rows
 from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
 from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.families import LayerSizes
 from falcon_lab_eagle import Eagle3Config
 
 KERNELS = ("eager", "sdpa", "flex_attention")
@@ -131,7 +132,7 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def layer_config(host: DrafterHost) -> LlamaConfig:
     """Return the configuration of Llama's layer in the target's sizes."""
     theirs = host.config
-    heads = theirs.num_attention_heads
+    sizes = LayerSizes.of(theirs)
     kernel = getattr(theirs, "_attn_implementation", None)
     config = LlamaConfig(
         vocab_size=1,
@@ -139,11 +140,11 @@ def layer_config(host: DrafterHost) -> LlamaConfig:
         bos_token_id=None,
         eos_token_id=None,
         hidden_size=host.hidden_size,
-        intermediate_size=getattr(theirs, "intermediate_size", None) or 4 * host.hidden_size,
+        intermediate_size=sizes.inner,
         num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(theirs, "num_key_value_heads", None) or heads,
-        head_dim=getattr(theirs, "head_dim", None) or host.hidden_size // heads,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.groups,
+        head_dim=sizes.head,
         max_position_embeddings=host.max_positions,
     )
     config._attn_implementation = kernel if kernel in KERNELS else "sdpa"

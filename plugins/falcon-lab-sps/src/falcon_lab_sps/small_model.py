@@ -15,16 +15,19 @@ from torch.nn import functional
 from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost
-from falcon_lab.model.backbone import Backbone, plain_attention, short_config
+from falcon_lab.model.backbone import Backbone, of_the_kind, plain_attention
+from falcon_lab.model.families import LayerSizes, decoder_of, max_positions, short_config
 from falcon_lab.model.lm_head import final_logits
 from falcon_lab.model.loading import load_target
-from falcon_lab.model.target import max_positions
 from falcon_lab_sps import LAYERS, SpsConfig
 
 NEVER = -1e4
 """Logit of a token that the draft model does not have: finite in half precision, and in a loss."""
 
-WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
+GROUPS = ("num_key_value_heads", "num_kv_heads")
+"""Names of the number of heads of keys and values, by family."""
+
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "dff", "moe_intermediate_size")
 """Names of the width of feed-forward layers, by family."""
 
 
@@ -44,7 +47,7 @@ class SmallModel(nn.Module):
     def __init__(self, model: Any, vocabulary: int) -> None:
         super().__init__()
         self.config: Any = model.config.get_text_config(decoder=True)
-        self.backbone = Backbone(model.get_decoder(), lean=True)
+        self.backbone = Backbone(decoder_of(model), lean=True)
         self.max_positions = max_positions(self.config)
         self._vocabulary = vocabulary
         head, table = model.get_output_embeddings(), self._table
@@ -97,9 +100,12 @@ def _fresh(config: SpsConfig, host: DrafterHost) -> Any:
     from transformers import AutoModelForCausalLM
 
     shape = fresh_config(config, host)
-    return AutoModelForCausalLM.from_config(
-        shape, attn_implementation=plain_attention(host.config), dtype=torch.float32
-    )
+    with of_the_kind(host.config, "draft model"):
+        model = AutoModelForCausalLM.from_config(
+            shape, attn_implementation=plain_attention(host.config), dtype=torch.float32
+        )
+        Backbone(decoder_of(model)).check_layers(config.layers or LAYERS)
+    return model
 
 
 def fresh_config(config: SpsConfig, host: DrafterHost) -> Any:
@@ -110,15 +116,17 @@ def fresh_config(config: SpsConfig, host: DrafterHost) -> Any:
     """
     theirs = host.config
     hidden = config.hidden or host.hidden_size
-    heads = config.heads or theirs.num_attention_heads
+    heads = config.heads or LayerSizes.of(theirs).heads
     if hidden % heads:
         raise ValueError(f"hidden is {hidden}, which {heads} heads do not divide")
     made = short_config(theirs, config.layers or LAYERS)
     made.vocab_size = host.vocab_size
     made.hidden_size, made.num_attention_heads = hidden, heads
-    if getattr(made, "num_key_value_heads", None):
-        made.num_key_value_heads = math.gcd(heads, theirs.num_key_value_heads)
-    if getattr(made, "head_dim", None):
+    latent = bool(getattr(made, "kv_lora_rank", None))  # DeepSeek's: sizes apart from the width's
+    for key in GROUPS:
+        if theirs_of := getattr(made, key, None):
+            setattr(made, key, heads if latent else math.gcd(heads, theirs_of))
+    if not latent and getattr(made, "head_dim", None) and _can_be_set(made, "head_dim"):
         made.head_dim = hidden // heads
     if getattr(made, "query_pre_attn_scalar", None):  # Gemma's scale of attention scores
         made.query_pre_attn_scalar = hidden // heads
@@ -126,14 +134,24 @@ def fresh_config(config: SpsConfig, host: DrafterHost) -> Any:
     return made
 
 
+def _can_be_set(config: Any, key: str) -> bool:
+    """Return whether it is a value of its own: some families compute theirs from others."""
+    found = getattr(type(config), key, None)
+    return not isinstance(found, property) or found.fset is not None
+
+
 def _set_width(made: Any, width: int | None, proportion: float) -> None:
     name = next((name for name in WIDTHS if hasattr(made, name)), None)
     if name is None:
+        if width is None:
+            return  # the family computes it from others
         raise ValueError(f"{made.model_type} has no width of its own in the feed-forward layers")
     theirs = getattr(made, name)
-    if width is None and theirs is not None:  # without a number the family computes it
-        width = max(1, round(theirs * proportion))
-    setattr(made, name, width)
+    every_layer = isinstance(theirs, list)  # Gemma 3n lists them
+    of_one = theirs[0] if every_layer else theirs
+    if width is None and of_one is not None:  # without a number the family computes it
+        width = max(1, round(of_one * proportion))
+    setattr(made, name, [width] * made.num_hidden_layers if every_layer else width)
 
 
 def _loaded(config: SpsConfig, host: DrafterHost) -> Any:

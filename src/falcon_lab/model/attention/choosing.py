@@ -24,6 +24,7 @@ from falcon_lab.model.attention.flash_attn import FlashAttn
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import register
 from falcon_lab.model.attention.torch_flash import TorchFlash
+from falcon_lab.model.families import FULL, LayerSizes
 from falcon_lab.timing import fastest, in_turns
 
 if TYPE_CHECKING:
@@ -55,11 +56,8 @@ class AttentionShape:
     @classmethod
     def of(cls, target: Target) -> Self:
         """Return the attention shape of a target."""
-        config: Any = target.config
-        heads: int = config.num_attention_heads
-        groups: int = getattr(config, "num_key_value_heads", None) or heads
-        size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(heads, groups, size, target.device, target.dtype)
+        sizes = LayerSizes.of(target.config)
+        return cls(sizes.heads, sizes.groups, sizes.head, target.device, target.dtype)
 
 
 @dataclass(frozen=True)
@@ -206,13 +204,10 @@ def usable_kernels(
 
 def unfit(target: Target) -> str | None:
     """Return why a target's layers leave nothing to merge, or None."""
-    from falcon_lab.model.backbone import FULL
-
-    config = target.config
     if FULL not in target.backbone.kinds:
         return "all its layers see a sliding window, which is written into a mask"
-    values = getattr(config, "v_head_dim", None)
-    if values is not None and values != getattr(config, "head_dim", None):
+    values = getattr(target.config, "v_head_dim", None)
+    if values is not None and values != LayerSizes.of(target.config).head:
         return "its values are of another size than its keys"
     return None
 

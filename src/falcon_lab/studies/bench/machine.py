@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from falcon_lab.measure.records import Record
-from falcon_lab.model.backbone import SLIDING
+from falcon_lab.model.families import SLIDING, LayerSizes
 from falcon_lab.timing import fastest
 
 if TYPE_CHECKING:
@@ -113,16 +113,14 @@ class PassCost:
         }
         read = {id(p): p for p in backbone.parameters() if id(p) not in tables}
         read |= {id(p): p for p in target.model.get_output_embeddings().parameters()}
-        heads: int = config.num_attention_heads
-        groups: int = getattr(config, "num_key_value_heads", None) or heads
-        size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+        sizes = LayerSizes.of(config)
         layers: int = config.num_hidden_layers
         kinds = getattr(config, "layer_types", None) or [backbone.kinds[0]] * layers
         return cls(
             weight_bytes=sum(p.numel() * p.element_size() for p in read.values()),
             weights=sum(p.numel() for p in read.values() if p.dim() > 1),
-            cache_bytes=2 * groups * size * target.dtype.itemsize,
-            attention=heads * size,
+            cache_bytes=2 * sizes.groups * sizes.head * target.dtype.itemsize,
+            attention=sizes.heads * sizes.head,
             windows=tuple(backbone.window if kind == SLIDING else None for kind in kinds),
         )
 
