@@ -231,12 +231,21 @@ def options(cls: type[T], values: Mapping[str, Any], key: str) -> T:
     Raises:
         ConfigError: as ``resolve``; also when the dataclass itself cannot be used.
     """
+    refuse_unusable(cls, key)
+    return _built(cls, literal(shape(values, cls, key)), key)
+
+
+def refuse_unusable(cls: type[Any], key: str = "") -> None:
+    """Refuse an option dataclass that no values could be checked against.
+
+    Raises:
+        ConfigError: at ``key``, with what its annotations or defaults provoke.
+    """
     try:
         OmegaConf.structured(cls)
     except Exception as error:  # whatever a plug-in's annotations may provoke
         problem = f"the options {cls.__qualname__} cannot be used: {_first_line(error)}"
         raise ConfigError(key, problem) from error
-    return _built(cls, literal(shape(values, cls, key)), key)
 
 
 def shape(value: Any, hint: Any, key: str) -> Any:
@@ -368,9 +377,9 @@ def _dataclass(cls: Any, values: Mapping[str, Any], key: str) -> Any:
     try:
         return cls(**made)
     except ConfigError as error:
-        raise error.below(key) from None
+        raise error.below(key) from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(key, str(error)) from None
+        raise ConfigError(key, str(error)) from error
 
 
 # --- places and messages ------------------------------------------------------------------------

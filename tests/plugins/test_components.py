@@ -142,18 +142,24 @@ def test_a_builder_named_by_a_string_is_imported_when_it_is_needed() -> None:
             components.build("drafter", {"name": name}, CONTEXT)
 
 
-def test_what_a_builder_refuses_is_the_users_to_mend_but_its_bugs_are_not() -> None:
+def test_what_a_builder_refuses_and_what_breaks_in_it_are_put_down_to_its_distribution() -> None:
     def refuse(config: object, context: object) -> None:
         raise ValueError("the template has a gap")
 
     def fail(config: object, context: object) -> None:
         raise KeyError("bug")
 
-    components = Components([component("a", build=refuse), component("b", build=fail)])
+    ours = component("c", "falcon-lab", build=fail)
+    components = Components([component("a", build=refuse), component("b", build=fail), ours])
     with pytest.raises(FalconLabError, match="drafter dist-a/a: the template has a gap"):
         components.build("drafter", {"name": "a"}, CONTEXT)
-    with pytest.raises(KeyError):
+    with pytest.raises(
+        FalconLabError, match=r"dist-a 1\.2: building drafter 'b' raised KeyError"
+    ) as it:
         components.build("drafter", {"name": "b"}, CONTEXT)
+    assert isinstance(it.value.__cause__, KeyError)
+    with pytest.raises(KeyError):  # a bug of ours is nobody's to mend by another configuration
+        components.build("drafter", {"name": "c"}, CONTEXT)
 
 
 def test_the_listing_has_options_with_their_defaults_in_the_order_of_kinds() -> None:

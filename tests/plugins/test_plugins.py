@@ -127,12 +127,32 @@ def test_a_broken_plug_in_matters_to_who_names_what_it_should_have_brought(
     )
 
 
-def test_a_name_taken_twice_is_refused_bare_and_shadows_nothing(install: Install) -> None:
+def test_a_built_in_name_stays_the_built_ins_and_the_other_has_its_full_name(
+    install: Install,
+) -> None:
     install("falcon-lab-other", GOOD, name="falcon")
-    components, _ = loaded()
-    with pytest.raises(ConfigError, match="write falcon-lab/falcon or falcon-lab-other/falcon"):
-        load_experiment(None, components=components)
-    for name in ("falcon-lab/falcon", "falcon-lab-other/falcon"):
+    install("falcon-lab-heads", GOOD, name="heads")
+    components, [message] = loaded()
+    assert "falcon-lab-other 0.1" in message
+    assert "falcon-lab-other/falcon" in message
+    assert "FALCON_LAB_PLUGINS=falcon-lab-heads leaves it out" in message
+    for name in ("falcon", "falcon-lab/falcon"):
+        experiment = load_experiment(None, [f"drafter.name={name}"], components=components)
+        assert "block" in experiment.drafter
+        assert components.provenance("drafter", experiment.drafter)["distribution"] == "falcon-lab"
+    other = load_experiment(None, ["drafter.name=falcon-lab-other/falcon"], components=components)
+    assert other.drafter == {"name": "falcon-lab-other/falcon", "heads": 3}
+
+
+def test_a_name_of_two_plug_ins_is_nobodys_and_matters_to_who_uses_it(install: Install) -> None:
+    install("falcon-lab-one", GOOD, name="x")
+    install("falcon-lab-two", GOOD, name="x")
+    components, messages = loaded()
+    assert messages == []
+    assert load_experiment(None, components=components).drafter["name"] == "falcon"
+    with pytest.raises(ConfigError, match="write falcon-lab-one/x or falcon-lab-two/x"):
+        load_experiment(None, ["drafter.name=x"], components=components)
+    for name in ("falcon-lab-one/x", "falcon-lab-two/x"):
         experiment = load_experiment(None, [f"drafter.name={name}"], components=components)
         assert experiment.drafter["name"] == name
 

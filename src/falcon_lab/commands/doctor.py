@@ -137,7 +137,7 @@ def attention() -> Finding:
 
 def plug_ins() -> Iterator[Finding]:
     """List distributions that bring components, and those that did not load."""
-    components = load_components()
+    components = load_components().usable()
     owners = {(c.distribution, c.version) for c in components.components} - {(OURS, __version__)}
     for name, found in sorted(owners):
         brought = [c.name for c in components.components if c.distribution == name]

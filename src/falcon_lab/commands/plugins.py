@@ -29,7 +29,7 @@ COLUMNS = [
 @click.option("--strict", is_flag=True, help="Exit with 1 when a plug-in did not load.")
 def plugins(as_json: bool, strict: bool) -> None:
     """List every component with its options, and what did not load."""
-    components = load_components()
+    components = load_components().usable()
     failures = components.failures
     if as_json:
         listing = {"components": components.listing(), "failures": [asdict(f) for f in failures]}

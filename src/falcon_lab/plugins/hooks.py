@@ -22,6 +22,10 @@ from typing import Any
 import pluggy
 
 PROJECT = "falcon_lab"
+BUILT_IN = "falcon-lab"
+"""The distribution of the components whose names no other takes."""
+LONGEST_NAME = 100
+"""Characters of a component's name."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -53,11 +57,28 @@ class Component:
     config: type | None
     distribution: str
     version: str
+    entry_point: str = ""
 
     @property
     def full_name(self) -> str:
         """The name that no other distribution can take."""
         return f"{self.distribution}/{self.name}"
+
+    @property
+    def owner(self) -> str:
+        """Whose it is, for messages."""
+        return owner_of(self.distribution, self.version, self.entry_point)
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it comes with falcon-lab itself, and through no entry point."""
+        return self.distribution == BUILT_IN and not self.entry_point
+
+
+def owner_of(distribution: str, version: str, entry_point: str) -> str:
+    """Return whom a plug-in belongs to, for messages."""
+    through = f" (entry point {entry_point})" if entry_point else ""
+    return f"{distribution} {version}".strip() + through
 
 
 class Register:
@@ -72,11 +93,12 @@ class Register:
     Args:
         distribution: that the plug-in belongs to.
         version: of that distribution.
+        entry_point: of the plug-in in its distribution; "" for what ships with falcon-lab.
     """
 
-    def __init__(self, distribution: str, version: str) -> None:
+    def __init__(self, distribution: str, version: str, entry_point: str = "") -> None:
         self.components: list[Component] = []
-        self._origin = distribution, version
+        self._origin = distribution, version, entry_point
 
     def drafter(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add a ``Drafter``."""
@@ -111,13 +133,16 @@ class Register:
         self._add("objective", name, build, config)
 
     def _add(self, kind: str, name: str, build: Builder, config: type | None) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
             raise ValueError(f"{kind} name {name!r}: use letters, digits, '-', '_' and '.'")
+        if len(name) > LONGEST_NAME:
+            raise ValueError(f"{kind} name {name[:20]}…: use at most {LONGEST_NAME} characters")
         if any(c.kind == kind and c.name == name for c in self.components):
             raise ValueError(f"{kind} {name!r} is registered twice")
         if config is not None and not (isinstance(config, type) and is_dataclass(config)):
             raise ValueError(f"{kind} {name!r}: config must be a dataclass, not {config!r}")
-        if not callable(build) and not re.fullmatch(r"[\w.]+:[\w.]+", build):
+        named = isinstance(build, str) and re.fullmatch(r"[\w.]+:[\w.]+", build)
+        if not (callable(build) or named):
             raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
         self.components.append(Component(kind, name, build, config, *self._origin))
 

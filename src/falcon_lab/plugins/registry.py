@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pkgutil
-import types
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
-from falcon_lab.fields import options
+from falcon_lab.fields import options, refuse_unusable
+from falcon_lab.plugins.completing import completed
+from falcon_lab.plugins.foreign import PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
@@ -46,11 +48,14 @@ class Components:
     def find(self, kind: str, name: str, key: str = "") -> Component:
         """Return the component that a YAML calls ``name`` (bare, or ``distribution/name``).
 
+        A bare name that a built-in component has is the built-in's.
+
         Raises:
             ConfigError: at ``key``, when there is none, or more than one with that bare name.
         """
         of_kind = [c for c in self.components if c.kind == kind]
         found = [c for c in of_kind if name in (c.name, c.full_name)]
+        found = [c for c in found if c.built_in] or found
         if len(found) > 1:
             choices = " or ".join(c.full_name for c in found)
             problem = f"{kind} {name!r} is registered by several plug-ins; write {choices}"
@@ -79,15 +84,14 @@ class Components:
                 a value that the component's dataclass refuses.
         """
         component = self.named(kind, node, key)
-        config = _config_of(component, node, key)
-        values = {} if config is None else _plain(config)
+        values = _values(component, node, key)
         for name, inner in _nodes(component.config).items():
             values[name] = self.check(inner, values[name], join(key, name))
         return {"name": node["name"], **values}
 
     def defaults(self, kind: str, name: str) -> dict[str, Any]:
         """Return the options of a component that have a default, with it."""
-        return _defaults(self.find(kind, name).config)
+        return _defaults(self.find(kind, name))
 
     def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
         """Build the component that a YAML node describes.
@@ -97,13 +101,12 @@ class Components:
                 refused its options with a ``ValueError``.
         """
         component = self.named(kind, node, kind)
-        config = _config_of(component, node, kind)
+        with _options_of(component, kind):
+            config = _config_of(component, node, kind)
         build = _builder(component)
-        try:
+        with _code_of(component, "building", hurried=False), _refusals_named(component):
             made = build(config, dataclasses.replace(context, components=self))
-        except ValueError as error:
-            raise FalconLabError(f"{kind} {component.full_name}: {error}") from error
-        return _with_defaults(component, made)
+            return completed(component, made)
 
     def provide(self, kind: str, part: Any, context: BuildContext) -> Any:
         """Return a component that is there already, or build the one that a node describes."""
@@ -118,6 +121,23 @@ class Components:
             "version": component.version,
         }
 
+    def usable(self) -> Components:
+        """Return the registry without the plug-ins' components whose options cannot be made.
+
+        They are among its failures. Nothing else asks for the options of all components.
+        """
+        usable, failures = [], list(self.failures)
+        for component in self.components:
+            try:
+                _examine(component)
+                usable.append(component)
+            except FalconLabError as error:
+                reason = error.reason if isinstance(error, PluginError) else str(error)
+                origin = component.distribution, component.version, component.entry_point
+                problem = f"{component.kind} {component.name!r}: {reason}"
+                failures.append(Failure(*origin, problem))
+        return Components(usable, failures)
+
     def listing(self) -> list[dict[str, Any]]:
         """List every component as plain values for JSON."""
         return [
@@ -127,7 +147,7 @@ class Components:
                 "full_name": component.full_name,
                 "distribution": component.distribution,
                 "version": component.version,
-                "options": _options(component.config),
+                "options": _options(component),
             }
             for component in sorted(self.components, key=lambda c: KINDS.index(c.kind))
         ]
@@ -153,6 +173,57 @@ class Components:
 # --- one component ------------------------------------------------------------------------------
 
 
+@contextmanager
+def _code_of(component: Component, doing: str, *, hurried: bool = True) -> Iterator[None]:
+    """Run a component's own code inside; a bug of a built-in one stays as it is.
+
+    Raises:
+        PluginError: what a plug-in's code raises.
+    """
+    if component.built_in:
+        yield
+        return
+    doing = f"{doing} {component.kind} {component.name!r}"
+    with foreign_code(component.owner, doing, hurried=hurried):
+        yield
+
+
+@contextmanager
+def _options_of(component: Component, key: str) -> Iterator[None]:
+    """Run the code of a component's options inside.
+
+    Raises:
+        ConfigError: what is wrong with them, at ``key``, and whose they are where they say so.
+    """
+    try:
+        with _code_of(component, "making the options of"):
+            yield
+    except PluginError as error:
+        raise ConfigError(key, str(error)) from error.__cause__
+    except ConfigError as error:
+        if component.built_in or error.__cause__ is None:
+            raise
+        problem = f"{error.problem} (said by {component.owner})"
+        raise ConfigError(error.key, problem, error.source) from error.__cause__
+
+
+@contextmanager
+def _refusals_named(component: Component) -> Iterator[None]:
+    """Name the component in what its builder refuses.
+
+    Raises:
+        FalconLabError: for its ``ValueError``, and for a plug-in's ``FalconLabError``.
+    """
+    try:
+        yield
+    except (ValueError, FalconLabError) as error:
+        if component.built_in and isinstance(error, FalconLabError):
+            raise
+        reason = str(error) if isinstance(error, FalconLabError) else said(error)
+        problem = reason.removeprefix("ValueError: ")
+        raise FalconLabError(f"{component.kind} {component.full_name}: {problem}") from error
+
+
 def _config_of(component: Component, node: Mapping[str, Any], key: str) -> Any:
     """Return the component's options as its dataclass (None when it has none)."""
     values = {name: value for name, value in node.items() if name != "name"}
@@ -164,57 +235,47 @@ def _config_of(component: Component, node: Mapping[str, Any], key: str) -> Any:
     return None
 
 
+def _values(component: Component, node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the checked options of a component's node, defaults among them."""
+    with _options_of(component, key):
+        config = _config_of(component, node, key)
+        if config is None:
+            return {}
+        _refuse_name(component, key)
+        plain = dataclasses.asdict(config)
+        return {field.name: plain[field.name] for field in _fields(component)}
+
+
 def _builder(component: Component) -> Callable[..., Any]:
-    if not isinstance(component.build, str):
-        return component.build
-    try:
-        build = pkgutil.resolve_name(component.build)
-    except (ImportError, AttributeError) as error:
-        raise FalconLabError(
-            f"{component.kind} {component.name!r} of {component.distribution} "
-            f"{component.version} cannot be imported from {component.build}: {error}"
-        ) from error
-    assert callable(build)
+    """Return the builder, imported where it is named by a string.
+
+    Raises:
+        FalconLabError: it is not there, or cannot be called.
+    """
+    named = component.build
+    if not isinstance(named, str):
+        return named
+    what = f"{component.kind} {component.name!r} of {component.owner}"
+    with _code_of(component, "importing the builder of"):
+        try:
+            build = pkgutil.resolve_name(named)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise FalconLabError(
+                f"{what} cannot be imported from {named}: {said(error)}"
+            ) from error
+        if not callable(build):
+            raise FalconLabError(f"{what}: {named} is a {type(build).__name__}, and no builder")
     return build
 
 
-def _with_defaults(component: Component, made: Any) -> Any:
-    """Give a component that does not derive from its kind's class the defaults of that class.
-
-    Its own attributes, methods and bases come first.
-
-    Raises:
-        FalconLabError: it is no object of a class of its own.
-    """
-    from falcon_lab.interfaces import BASES  # with torch, which listing plug-ins does not import
-
-    base = BASES.get(component.kind)
-    if base is None or isinstance(made, base):
-        return made
-    # A property of the base would hide the instance's own attribute of that name.
-    own = frozenset(name for name in getattr(made, "__dict__", ()) if hasattr(base, name))
-    try:
-        derived = _derived(type(made), base, own)  # type: ignore[arg-type]
-        object.__setattr__(made, "__class__", derived)
-    except TypeError as error:
-        raise FalconLabError(
-            f"{component.kind} {component.full_name} is a {type(made).__name__}; derive its class "
-            f"from falcon_lab.interfaces.{base.__name__}"
-        ) from error
-    return made
+# --- its options --------------------------------------------------------------------------------
 
 
-@cache
-def _derived(own: type[Any], base: type[Any], attributes: frozenset[str]) -> type[Any]:
-    """Make a class of the same layout that derives from both."""
-    names = {"__slots__": (), "__doc__": own.__doc__, "__module__": own.__module__}
-    names |= {"__qualname__": own.__qualname__, **dict.fromkeys(attributes)}
-    return types.new_class(own.__name__, (own, base), exec_body=lambda body: body.update(names))
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    plain = dataclasses.asdict(config)
-    return {field.name: plain[field.name] for field in dataclasses.fields(config) if field.init}
+def _fields(component: Component) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a component's options that a YAML can set."""
+    if component.config is None:
+        return []
+    return [field for field in dataclasses.fields(component.config) if field.init]
 
 
 def _nodes(config: type | None) -> dict[str, str]:
@@ -223,21 +284,44 @@ def _nodes(config: type | None) -> dict[str, str]:
     return {f.name: f.metadata["component"] for f in fields if "component" in f.metadata}
 
 
-def _options(config: type | None) -> dict[str, Any]:
+def _options(component: Component) -> dict[str, Any]:
     """Return every option with its default, ``"???"`` where one must be given."""
-    fields = () if config is None else dataclasses.fields(config)
-    return {field.name: "???" for field in fields if field.init} | _defaults(config)
+    return {field.name: "???" for field in _fields(component)} | _defaults(component)
 
 
-def _defaults(config: type | None) -> dict[str, Any]:
+def _defaults(component: Component) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
-    for field in () if config is None else dataclasses.fields(config):
-        if not field.init:
-            continue
-        if field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-            nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
-            defaults[field.name] = dataclasses.asdict(value) if nested else value
-        elif field.default is not dataclasses.MISSING and field.default != "???":
-            defaults[field.name] = field.default
+    with _code_of(component, "making the options of"):
+        for field in _fields(component):
+            if field.default_factory is not dataclasses.MISSING:
+                value = field.default_factory()
+                nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+                defaults[field.name] = dataclasses.asdict(value) if nested else value
+            elif field.default is not dataclasses.MISSING and field.default != "???":
+                defaults[field.name] = field.default
     return defaults
+
+
+def _refuse_name(component: Component, key: str) -> None:
+    """Refuse an option that would take the place of the component's own name.
+
+    Raises:
+        ConfigError: the dataclass has one.
+    """
+    if any(field.name == "name" for field in _fields(component)):
+        problem = f"is the component's own key, and no option can be called so ({component.owner})"
+        raise ConfigError(join(key, "name"), problem)
+
+
+def _examine(component: Component) -> None:
+    """See that the options of a plug-in's component can be made and shown.
+
+    Raises:
+        FalconLabError: they cannot.
+    """
+    if component.built_in or component.config is None:
+        return
+    with _code_of(component, "making the options of"):
+        refuse_unusable(component.config)
+        _refuse_name(component, "")
+        json.dumps(_options(component), default=str)
