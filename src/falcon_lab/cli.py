@@ -13,7 +13,8 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import IO, Any
@@ -36,6 +37,7 @@ from falcon_lab.commands.streams import (
 )
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.files import explain
+from falcon_lab.plugins.culprits import blame
 
 RESUMABLE = ("run", "compare")
 """Commands that go on where they stopped when they are given again."""
@@ -110,7 +112,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
-            return super().invoke(ctx)
+            with plug_ins_blamed():
+                return super().invoke(ctx)
         except BrokenPipeError:
             if not reader_left():  # a pipe of our own: a bug
                 raise
@@ -122,6 +125,25 @@ class Commands(click.Group):
             line = str(error) if isinstance(error, FalconLabError) else explain(error)
             shown = error if ctx.params.get("with_traceback") else None
             raise MendableError(" ".join(line.split()), shown) from error
+
+
+@contextmanager
+def plug_ins_blamed() -> Iterator[None]:
+    """Name the plug-in whose code ends a command: in an error's line, or below a bug's traceback.
+
+    Raises:
+        FalconLabError: a plug-in left by ``SystemExit``, or the system refused it something.
+    """
+    try:
+        yield
+    except (FalconLabError, ConnectionError, click.ClickException, click.exceptions.Exit):
+        raise
+    except BaseException as error:
+        if line := blame(error):
+            if isinstance(error, OSError | SystemExit):
+                raise FalconLabError(line) from error
+            error.add_note(f"falcon-lab: {line}")
+        raise
 
 
 def say_ended(words: Sequence[str], ended: Ended) -> None:

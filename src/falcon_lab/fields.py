@@ -244,7 +244,8 @@ def refuse_unusable(cls: type[Any], key: str = "") -> None:
     try:
         OmegaConf.structured(cls)
     except Exception as error:  # whatever a plug-in's annotations may provoke
-        problem = f"the options {cls.__qualname__} cannot be used: {_first_line(error)}"
+        theirs = "" if isinstance(error, OmegaConfBaseException) else f"{type(error).__name__}: "
+        problem = f"the options {cls.__qualname__} cannot be used: {theirs}{_first_line(error)}"
         raise ConfigError(key, problem) from error
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from falcon_lab.errors import ConfigError, PluginWarning
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.hooks import Register
 from falcon_lab.plugins.registry import Components
+from installing import Site
 
 GOOD = """
 from dataclasses import dataclass
@@ -34,27 +35,14 @@ Install = Callable[..., None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Makes distributions that ``importlib.metadata`` finds, as an installer leaves them."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    modules: list[str] = []
+def install(site: Site) -> Install:
+    """Installs a module whose source has a ``{name}`` and its own ``{module}`` in it."""
 
     def make(distribution: str, source: str, *, version: str = "0.1", name: str = "x") -> None:
-        module = distribution.replace("-", "_")
-        modules.append(module)
-        (tmp_path / f"{module}.py").write_text(source.format(name=name, module=module))
-        info = tmp_path / f"{module}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-        )
-        (info / "entry_points.txt").write_text(f"[falcon_lab]\n{module} = {module}\n")
-        allowed = ",".join(name.replace("_", "-") for name in modules)
-        monkeypatch.setenv("FALCON_LAB_PLUGINS", allowed)  # whatever else is installed here
+        text = source.format(name=name, module=distribution.replace("-", "_"))
+        site.install(distribution, text, version=version)
 
-    yield make
-    for module in modules:
-        sys.modules.pop(module, None)
+    return make
 
 
 def loaded() -> tuple[Components, list[str]]:

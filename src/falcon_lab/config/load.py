@@ -123,7 +123,7 @@ def _with_defaults(
     if "${" in str(node.get("name")):
         return node
     component = components.named(NODES[name], node, key)
-    return {**components.defaults(NODES[name], component.full_name), **node}
+    return {**components.defaults(NODES[name], component.full_name, key), **node}
 
 
 def _may_be_absent(

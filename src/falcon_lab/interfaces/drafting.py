@@ -332,6 +332,10 @@ class ComponentBuilder(Protocol):
         """List what is registered of a kind."""
         ...
 
+    def owner(self, kind: str, name: str) -> str:
+        """Return whose a component is, for messages."""
+        ...
+
     def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
         """Build the component that a YAML node ``{name: …}`` describes."""
         ...

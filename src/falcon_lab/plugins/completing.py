@@ -74,6 +74,11 @@ def _with_defaults(component: Component, made: Any, base: type[Any]) -> Any:
     Raises:
         FalconLabError: it is no object of a class of its own.
     """
+    if isinstance(made, type):  # a class of classes would take part in every later isinstance
+        raise FalconLabError(
+            f"{component.kind} {component.full_name} is the class {made.__name__} itself; its "
+            f"builder must return an object ({component.owner})"
+        )
     # A property of the base would hide the instance's own attribute of that name.
     own = frozenset(name for name in getattr(made, "__dict__", ()) if hasattr(base, name))
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.discovery import PlugIn, installed
-from falcon_lab.plugins.foreign import said
+from falcon_lab.plugins.foreign import ends_from_outside, said
 from falcon_lab.plugins.hooks import PROJECT, Component
 
 Definition = tuple[str, str]
@@ -29,9 +29,9 @@ def blame(error: BaseException) -> str | None:
     has an object of such a package.
 
     Returns:
-        None where no plug-in took part.
+        None where no plug-in took part, or the error ends the command from outside.
     """
-    packages = _packages()
+    packages = {} if ends_from_outside(error) else _packages()
     if not packages:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
@@ -39,6 +39,8 @@ def blame(error: BaseException) -> str | None:
         if plug_in := packages.get(_package(_module(frame))):
             met = [each for frame in frames for each in _definitions(frame)]
             return f"{said(error)}: raised inside {_named(plug_in, met)}, in {_place(frame)}"
+    if isinstance(error, OSError | SystemExit):
+        return None  # of the disk, or of whoever left: that is nobody's bug
     for frame in frames:
         for value in _objects(frame):
             if plug_in := packages.get(_package(type(value).__module__)):

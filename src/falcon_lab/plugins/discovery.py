@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from typing import Any
@@ -34,6 +35,10 @@ UNREADABLE = (AttributeError, LookupError, OSError, TypeError, ValueError)
 """What ``importlib.metadata`` raises where the metadata of a distribution are damaged."""
 
 
+LOADING: ContextVar[frozenset[str]] = ContextVar("LOADING", default=frozenset())
+"""The plug-ins whose code is being run, to register what they bring."""
+
+
 @dataclass(frozen=True)
 class PlugIn:
     """An entry point, and the distribution that brings it."""
@@ -53,10 +58,17 @@ class PlugIn:
         Raises:
             FalconLabError: it has no hook, or its code raised something.
         """
-        with foreign_code(self.owner, f"importing {self.entry_point.value}"):
-            module = self.entry_point.load()
+        point = self.entry_point
+        try:
+            doing = f"importing {point.module}"
+        except (AttributeError, ValueError) as error:
+            raise FalconLabError(
+                f"its entry point {shown(point.value)!r} names no module"
+            ) from error
+        with foreign_code(self.owner, doing):
+            module = point.load()
         with foreign_code(self.owner, "register_components"):
-            return registered_by(module, self.distribution, self.version, self.entry_point.name)
+            return registered_by(module, self.distribution, self.version, point.name)
 
     def failure(self, error: FalconLabError) -> Failure:
         """Return what is recorded of one that did not load."""
@@ -69,6 +81,9 @@ def load_components() -> Components:
     components = registered_by(builtins, BUILT_IN, __version__)
     found, failures = installed()
     for plug_in in found:
+        if plug_in.owner in LOADING.get():
+            continue  # it asks for the components while it registers its own
+        token = LOADING.set(LOADING.get() | {plug_in.owner})
         try:
             brought = plug_in.components()
         except FalconLabError as error:
@@ -76,6 +91,8 @@ def load_components() -> Components:
         else:
             failures += _registered_before(brought, components)
             components += [one for one in brought if not _among(one, components)]
+        finally:
+            LOADING.reset(token)
     for failure in failures:
         warn(str(failure))
     _name_those_hidden(components, found)

@@ -8,11 +8,13 @@ later, while it trains or decodes, is put down to it by ``falcon_lab.plugins.cul
 from __future__ import annotations
 
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from falcon_lab.errors import FalconLabError, PluginWarning
+from falcon_lab.plugins.hooks import PROJECT
 from falcon_lab.plugins.process import left_as_found, stdout_aside
 
 PATIENCE = 5.0
@@ -40,8 +42,8 @@ class PluginError(FalconLabError):
 def foreign_code(owner: str, doing: str, *, hurried: bool = True) -> Iterator[None]:
     """Run a plug-in's code inside; what it prints goes to stderr.
 
-    What it changes of the process is put back with a ``PluginWarning``. Ctrl-C is handed on, and
-    whose code it interrupted is said.
+    What it changes of the process is put back with a ``PluginWarning``. What ends this process
+    from outside is handed on, and whose code Ctrl-C interrupted is said.
 
     Args:
         owner: distribution, version and entry point, for messages.
@@ -63,15 +65,24 @@ def foreign_code(owner: str, doing: str, *, hurried: bool = True) -> Iterator[No
     try:
         with stdout_aside(), left_as_found(changed):
             yield
-    except KeyboardInterrupt:
-        warn(f"{owner}: {doing} was interrupted")
-        raise
     except FalconLabError:
         raise
     except BaseException as error:
+        if ends_from_outside(error):
+            warn(f"{owner}: {doing} was interrupted")
+            raise
         raise PluginError(owner, doing, error) from error
     finally:
         waiting.cancel()
+
+
+def ends_from_outside(error: BaseException) -> bool:
+    """Return whether it is Ctrl-C, or what our own handlers of signals raise."""
+    if isinstance(error, Exception):
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    ours = str(frame.f_globals.get("__name__")).partition(".")[0] == PROJECT
+    return ours or isinstance(error, KeyboardInterrupt)
 
 
 def warn(text: str) -> None:

@@ -89,9 +89,21 @@ class Components:
             values[name] = self.check(inner, values[name], join(key, name))
         return {"name": node["name"], **values}
 
-    def defaults(self, kind: str, name: str) -> dict[str, Any]:
-        """Return the options of a component that have a default, with it."""
-        return _defaults(self.find(kind, name))
+    def owner(self, kind: str, name: str) -> str:
+        """Return whose a component is, for messages."""
+        return self.find(kind, name).owner
+
+    def defaults(self, kind: str, name: str, key: str = "") -> dict[str, Any]:
+        """Return the options of a component that have a default, with it.
+
+        Raises:
+            ConfigError: at ``key``, when they cannot be made.
+        """
+        component = self.find(kind, name, join(key, "name"))
+        with _options_of(component, key):
+            if component.config is not None and not component.built_in:
+                refuse_unusable(component.config, key)
+            return _defaults(component)
 
     def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
         """Build the component that a YAML node describes.

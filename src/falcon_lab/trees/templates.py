@@ -189,7 +189,17 @@ def resolve(template: Any, context: BuildContext) -> tuple[Path, ...]:
         known = context.components
         if known is None or not known.knows("template", template):
             return named(template, context.block, context.deepest)
-        template = known.build("template", {"name": template}, context)
+        drawn = known.build("template", {"name": template}, context)
+        try:
+            return _drawn(drawn)
+        except FalconLabError as error:
+            owner = known.owner("template", template)
+            raise FalconLabError(f"tree template {template!r} of {owner}: {error}") from error
+    return _drawn(template)
+
+
+def _drawn(template: Any) -> tuple[Path, ...]:
+    """Return the rank paths of a tree that is written out."""
     if isinstance(template, Mapping):
         return from_child_counts(template)
     if isinstance(template, Sequence):
