@@ -190,3 +190,37 @@ def test_a_key_that_is_no_text_and_half_a_character_are_refused() -> None:
         resolve(Rows, {"methods": {1: {}}})
     with pytest.raises(ConfigError, match="surrogate"):
         options(Options, {"heads": 1, "anything": {"a": ["b\ud83d"]}}, "drafter")
+
+
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "\\${oc.env:HOME}", "a\\\\${b}", "${", "\\"])
+def test_a_plain_text_is_written_down_and_read_as_it_stands(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(to_yaml({"heads": 1, "anything": {"text": text}}))
+    tree, _ = read_yaml(path)
+    assert resolve(Options, tree).anything == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: " + "[" * 5000 + "]" * 5000, "too deeply"),
+        ("a: &a [*a]", "without end"),
+        (
+            "\n".join(["a: &a0 [1]", *(f"b{i}: &a{i} [{f'*a{i - 1},' * 9}]" for i in range(1, 9))]),
+            "",
+        ),
+        ("a: \x00", "cannot be read"),
+    ],
+)
+def test_a_yaml_without_end_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"x\.yaml: .*{said}"):
+        read_yaml(path)
+
+
+def test_a_yaml_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match="byte 7 is no UTF-8"):
+        read_yaml(path)

@@ -17,6 +17,8 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from io import StringIO
+from itertools import chain
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,7 +28,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
-from falcon_lab.files import check_text
+from falcon_lab.files import about, check_text
+from falcon_lab.stored import read_bounded
 
 T = TypeVar("T")
 
@@ -165,22 +168,58 @@ def choice(default: Any, words: Sequence[str]) -> Any:
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a YAML file as a plain tree (interpolations still in it), and each full key's line."""
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "no such file"
-        raise ConfigError("", f"{found}; name an experiment's YAML", str(path))
+    with about(path, "read"):
+        if not path.is_file():
+            found = "is a folder" if path.is_dir() else "no such file"
+            raise ConfigError("", f"{found}; name an experiment's YAML", str(path))
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        text = read_bounded(path, LARGEST_YAML).decode()
+        root = yaml.compose(text)
+        _check_extent(root, {}, 0)
+        tree = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
+    except RecursionError:
+        raise ConfigError(
+            "", "is nested without end, or too deeply to be read", str(path)
+        ) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError("", f"broken YAML: {error.problem}", f"{path}:{line}") from None
     except OmegaConfBaseException as error:
         raise _config_error(error, "").at(str(path)) from None
+    except UnicodeDecodeError as error:
+        problem = f"cannot be read: byte {error.start + 1} is no UTF-8; save it as UTF-8"
+        raise ConfigError("", problem, str(path)) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError("", f"cannot be read: {error}", str(path)) from None
     if not isinstance(tree, dict):
         raise ConfigError("", "must be a mapping of keys to values", str(path))
-    return cast(dict[str, Any], tree), dict(_lines(yaml.compose(text), ""))
+    return cast(dict[str, Any], tree), dict(_lines(root, ""))
+
+
+LARGEST_YAML = 16 * 2**20
+"""Bytes of a YAML that is read."""
+DEEPEST, MOST = 100, 1_000_000
+"""Levels of a YAML, and values that it may stand for; aliases multiply them."""
+
+
+def _check_extent(node: yaml.Node | None, known: dict[int, int], depth: int) -> int:
+    """Return how many values a node stands for, its aliases written out.
+
+    Raises:
+        RecursionError: they are nested too deeply, an alias is part of itself, or too many.
+    """
+    if node is None or isinstance(node, yaml.ScalarNode):
+        return 1
+    if depth > DEEPEST:
+        raise RecursionError
+    if id(node) not in known:
+        parts = (
+            chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        )
+        known[id(node)] = 1 + sum(_check_extent(part, known, depth + 1) for part in parts)
+    if known[id(node)] > MOST:
+        raise RecursionError
+    return known[id(node)]
 
 
 def parse_value(text: str) -> Any:
@@ -209,7 +248,24 @@ def literal(tree: Any) -> Any:
         return {key: literal(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [literal(value) for value in tree]
-    return tree.replace("${", "\\${") if isinstance(tree, str) else tree
+    # A backslash before it would escape the one that is put there, so that is doubled.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", tree) if isinstance(tree, str) else tree
+
+
+def refuse_resolvers(tree: Any, key: str) -> None:
+    """Refuse what would read more than the tree itself, as ``${oc.env:HOME}`` does.
+
+    Raises:
+        ConfigError: with the key.
+    """
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            refuse_resolvers(value, join(key, name))
+    elif isinstance(tree, list):
+        for i, value in enumerate(tree):
+            refuse_resolvers(value, f"{key}[{i}]")
+    elif isinstance(tree, str) and re.search(r"(?<!\\)(\\\\)*\$\{[^}]*:", tree):
+        raise ConfigError(key, f"is {tree!r}, which asks this machine for a value; write the value")
 
 
 # --- checking -----------------------------------------------------------------------------------

@@ -7,11 +7,17 @@ here and in no other file.
 
 from __future__ import annotations
 
+import os
+from functools import cache
+from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -32,27 +38,69 @@ def read_json(path: Path, shape: type[T], what: str, advice: str) -> T:
         FalconLabError: the file is missing or unreadable, is no whole JSON (NaN, half characters
             and a nesting of more than 200 are none), or a field is of another type.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     text = read_bounded(path)
     parse_json(text, f"{path}: no {what}", advice)
+    return _validated(text, shape, f"{path}: no {what}", advice)
+
+
+def read_checked(path: Path, shape: type[Any], what: str, advice: str) -> dict[str, Any]:
+    """Return the whole content of a file as plain values, when it holds what ``shape`` needs.
+
+    Args:
+        path: the file.
+        shape: a dataclass.
+        what: what the file should be.
+        advice: what to do about a file that is none.
+
+    Raises:
+        FalconLabError: as ``read_json``.
+    """
+    text = read_bounded(path)
+    content: dict[str, Any] = parse_json(text, f"{path}: no {what}", advice)
+    _validated(text, shape, f"{path}: no {what}", advice)
+    return content
+
+
+def _validated(text: bytes, shape: type[T], where: str, advice: str) -> T:
+    from pydantic import ValidationError
+
     try:
-        return TypeAdapter(shape).validate_json(text, strict=True)
+        return _adapter(shape).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
         reason = f"{field}: {first['msg']}" if field else first["msg"]
         reason = reason.replace("Input should be", "must be").replace("Field", "the field is")
-        raise FalconLabError(f"{path}: no {what} ({reason}); {advice}") from error
+        raise FalconLabError(f"{where} ({reason}); {advice}") from error
 
 
-def parse_json(text: bytes | str, where: str, advice: str) -> Any:
+def fitting(value: Any, shape: type[T]) -> T | None:
+    """Return plain values, as of a line of JSON, as ``shape``; None where they are none."""
+    from pydantic import ValidationError
+    from pydantic_core import to_json
+
+    try:
+        return _adapter(shape).validate_json(to_json(value), strict=True)
+    except (ValidationError, ValueError):  # and half characters
+        return None
+
+
+@cache
+def _adapter(shape: type[T]) -> TypeAdapter[T]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(shape)
+
+
+def parse_json(text: bytes | str, where: str, advice: str, *, finite: bool = True) -> Any:
     """Return plain values from JSON.
 
     Args:
-        text: UTF-8, with or without a byte order mark.
+        text: UTF-8.
         where: begins the error: file and line, and what was looked for.
         advice: what to do about it.
+        finite: refuse NaN and numbers that are beyond all bounds; programs that write figures
+            beside texts write NaN.
 
     Raises:
         FalconLabError: it is no whole JSON.
@@ -60,22 +108,34 @@ def parse_json(text: bytes | str, where: str, advice: str) -> Any:
     from pydantic_core import from_json
 
     try:
-        return from_json(text, allow_inf_nan=False)
+        value = from_json(text, allow_inf_nan=not finite)
     except ValueError as error:
         raise FalconLabError(f"{where} (not whole JSON: {error}); {advice}") from error
+    if finite and _endless(value):
+        raise FalconLabError(f"{where} (a number is beyond all bounds); {advice}")
+    return value
 
 
-def read_bounded(path: Path) -> bytes:
+def _endless(value: Any) -> bool:
+    """Return whether some number is infinite, as 1e999 is."""
+    if isinstance(value, dict):
+        return any(map(_endless, value.values()))
+    if isinstance(value, list):
+        return any(map(_endless, value))
+    return isinstance(value, float) and not isfinite(value)
+
+
+def read_bounded(path: Path, largest: int = LARGEST) -> bytes:
     """Return a file's bytes without a byte order mark.
 
     Raises:
-        FalconLabError: it cannot be read, or is larger than ``LARGEST``.
+        FalconLabError: it cannot be read, or is larger than ``largest``.
     """
-    with about(path, "read"):
-        if path.is_file() and path.stat().st_size > LARGEST:
-            size = path.stat().st_size / 2**20
-            raise FalconLabError(
-                f"{path}: has {size:.0f} MiB, more than the {LARGEST // 2**20} that are read; "
-                "name another file"
-            )
-        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    with about(path, "read"), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size if path.is_file() else largest
+        content = file.read(min(size, largest) + 1)  # /dev/zero has no size and no end
+    if len(content) > largest:
+        raise FalconLabError(
+            f"{path}: has more than the {largest // 2**20} MiB that are read; name another file"
+        )
+    return content.removeprefix(b"\xef\xbb\xbf")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from falcon_lab.config.overrides import apply_overrides, parse_overrides
-from falcon_lab.errors import ConfigError
+from falcon_lab.errors import ConfigError, FalconLabError
 
 
 def value_of(text: str) -> Any:
@@ -73,7 +73,14 @@ def test_a_part_of_a_yaml_is_taken_in_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [("[1]", "no JSON object"), ("{", "no JSON file"), (None, "No such")]
+    ("content", "expected"),
+    [
+        ("[1]", "no overrides .*must be an object"),
+        ("{", "no overrides .*not whole JSON"),
+        ('{"seed": 1e999}', "beyond all bounds"),
+        ('{"a..b": 1}', r"'a\.\.b' is no full key"),
+        (None, "No such"),
+    ],
 )
 def test_a_json_file_without_overrides_is_refused(
     content: str | None, expected: str, tmp_path: Path
@@ -81,7 +88,7 @@ def test_a_json_file_without_overrides_is_refused(
     file = tmp_path / "config.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(FalconLabError, match=expected):
         parse_overrides([str(file)])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from falcon_lab.config.load import load_experiment
 from falcon_lab.config.saved import bench_experiment, decoding_experiment, saved_experiment
 from falcon_lab.errors import ConfigError, FalconLabError
 
@@ -17,8 +18,39 @@ def _built_ins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def saved(folder: Path, target: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"drafter": {}, "target": target}))
+    provenance = {"name": "falcon", "distribution": "falcon-lab", "version": "0"}
+    known = {"format": 1, "drafter": {"name": "falcon"}, "provenance": provenance}
+    described = known | {"target": {"fingerprint": "0", **target}}
+    (folder / "config.json").write_text(json.dumps(described))
     return folder
+
+
+def test_nothing_in_a_strangers_files_is_interpolated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_PASS", "secret")
+    for name in ("${oc.env:MY_PASS}", "\\${oc.env:MY_PASS}", "${seed}"):
+        folder = saved(tmp_path / str(len(name)) / "drafter", {"name": name})
+        assert decoding_experiment(folder, []).target.name == name
+        facts = {"target.name": name}
+        (folder.parent / "training.json").write_text(json.dumps(facts))
+        assert decoding_experiment(folder, []).target.name == name
+
+
+def test_a_strangers_experiment_asks_nothing_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_PASS", "secret")
+    path = tmp_path / "experiment.yaml"
+    path.write_text("name: hers\nreport: {title: '${name} and \\${oc.env:MY_PASS}'}\n")
+    assert saved_experiment(tmp_path, []).report.title == "hers and ${oc.env:MY_PASS}"
+    path.write_text("name: hers\nreport:\n  title: ${oc.env:MY_PASS}\n")
+    with pytest.raises(
+        ConfigError, match=r"experiment\.yaml:3: report\.title: .*asks this machine"
+    ):
+        saved_experiment(tmp_path, [])
+    # One's own experiment may.
+    assert load_experiment(path).report.title == "secret"
 
 
 def test_a_shared_drafter_brings_the_name_of_its_target(tmp_path: Path) -> None:
@@ -50,7 +82,7 @@ def test_what_the_user_says_wins(tmp_path: Path) -> None:
 def test_a_folder_without_a_description_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(FalconLabError, match=str(tmp_path / "config.json")):
+    with pytest.raises(FalconLabError, match=rf"{tmp_path}.*config\.json"):
         decoding_experiment(tmp_path, [])
 
 

@@ -108,7 +108,15 @@ def test_missing_and_strange_files_are_named(tmp_path: Path) -> None:
         _load(tmp_path / "nothing", target)
     _save(tmp_path / "drafter", target)
     config = tmp_path / "drafter" / "config.json"
-    for content, problem in (("{", "cannot be read"), ("[]", "cannot be read"), ("{}", "not the")):
+    whole = json.loads(config.read_text())
+    for content, problem in (
+        ("{", "not whole JSON"),
+        ("[]", "must be an object"),
+        ("{}", "format: the field is required"),
+        (json.dumps(whole | {"target": None}), "target: must be an object"),
+        (json.dumps(whole | {"drafter": {}}), r"drafter\.name: the field is required"),
+        (json.dumps(whole | {"format": 2}), "has format 2"),
+    ):
         config.write_text(content)
         with pytest.raises(FalconLabError, match=rf"config\.json: .*{problem}"):
             _load(tmp_path / "drafter", target)
@@ -116,6 +124,44 @@ def test_missing_and_strange_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "drafter" / "model.safetensors").unlink()
     with pytest.raises(FalconLabError, match=r"model\.safetensors is missing"):
         _load(tmp_path / "drafter", target)
+
+
+def test_weights_that_are_not_the_drafters_are_refused(tmp_path: Path) -> None:
+    target = tiny_target()
+    state = _save(tmp_path / "drafter", target).state_dict()
+    name = next(iter(state))
+    for changed, problem in (
+        ({name: state[name] * torch.nan}, f"{name} holds numbers that are not finite"),
+        ({name: state[name].long()}, f"{name} is of torch.int64"),
+        ({name: state[name][:1]}, f"{name} is "),
+        ({"more": state[name]}, "more is one too many"),
+    ):
+        tensors = {key: value.clone() for key, value in (state | changed).items()}
+        safetensors.torch.save_file(tensors, tmp_path / "drafter" / "model.safetensors")
+        with pytest.raises(FalconLabError, match=f"does not fit its config.json: {problem}"):
+            _load(tmp_path / "drafter", target)
+
+
+def test_reading_touches_nothing_beside_the_drafter(tmp_path: Path) -> None:
+    target = tiny_target()
+    _save(tmp_path / "drafter", target)
+    mine = tmp_path / ".drafter.old"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    _load(tmp_path / "drafter", target)
+    assert (mine / "notes.txt").read_text() == "mine"
+    with pytest.raises(FalconLabError, match=r"\.drafter\.old: is in the way"):
+        _save(tmp_path / "drafter", target)
+    assert (mine / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_with_more_than_a_drafter_is_kept(tmp_path: Path) -> None:
+    target = tiny_target()
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "notes.txt").write_text("mine")
+    _save(tmp_path / "drafter", target)
+    assert (tmp_path / "drafter.1" / "notes.txt").read_text() == "mine"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["drafter", "drafter.1"]
 
 
 def test_a_drafter_of_an_absent_plug_in_is_named(tmp_path: Path) -> None:

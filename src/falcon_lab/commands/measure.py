@@ -21,7 +21,7 @@ from falcon_lab.commands.arguments import (
     settings,
     words_argument,
 )
-from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_json
+from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_description
 from falcon_lab.errors import FalconLabError
 from falcon_lab.studies.bench import HF_ASSISTED, METHODS
 
@@ -142,12 +142,12 @@ def tune(
     """
     name, overrides = first_and_rest(words, "a saved drafter's folder")
     drafter = Path(name)
-    saved = read_json(drafter / "config.json")
+    block = read_description(drafter)["drafter"].get("block")
     decoding_experiment(drafter, overrides_of(options, overrides))  # a typo is found before torch
 
     from falcon_lab.studies.tune.choosing import shipped_trees
 
-    rows = trees or shipped_trees(int(saved.get("drafter", {}).get("block", 1)))
+    rows = trees or shipped_trees(block if isinstance(block, int) else 1)
     experiment = bench_experiment(drafter, rows, overrides_of(options, overrides))
 
     from falcon_lab.measure.results import write_results

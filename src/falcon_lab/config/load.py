@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.overrides import Origin, apply_overrides, parse_overrides
+from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
 from falcon_lab.config.schema import Experiment
 from falcon_lab.config.trainer import check_trainer
 from falcon_lab.errors import ConfigError
-from falcon_lab.fields import read_yaml, resolve, shape, to_yaml
+from falcon_lab.fields import read_yaml, refuse_resolvers, resolve, shape, to_yaml
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 
@@ -43,16 +43,19 @@ DEFAULT_NAMES = {name: getattr(Experiment(), name)["name"] for name in NODES}
 
 def load_experiment(
     path: str | Path | None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str | Override] = (),
     *,
     components: Components | None = None,
+    of_a_run: bool = False,
 ) -> Experiment:
     """Return the validated experiment; component nodes hold all their options.
 
     Args:
         path: the YAML; None: every default.
-        overrides: ``key=value`` or ``--key=value``.
+        overrides: ``key=value`` or ``--key=value``, or what was read from a file.
         components: the registry; None loads what is installed.
+        of_a_run: whether the YAML is the one that a run wrote down. That of a stranger's run is
+            measured, not trusted: it cannot read the environment.
 
     Raises:
         ConfigError: one line with the file or override, the full key and the nearest known one.
@@ -63,6 +66,8 @@ def load_experiment(
     if path:
         origin.add(Path(path), lines)
     try:
+        if of_a_run:
+            refuse_resolvers(tree, "")
         apply_overrides(tree, own, DEFAULT_NAMES)
         for key in OF_COMPARISONS:
             if tree.get(key):

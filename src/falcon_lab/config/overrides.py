@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.errors import ConfigError
-from falcon_lab.fields import parse_value, read_yaml
+from falcon_lab.fields import literal, parse_value, read_yaml
+from falcon_lab.stored import read_json
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,17 @@ class Override:
         return key.partition("[")[0] == self.key or key.startswith(f"{self.key}.")
 
 
-def parse_overrides(texts: Iterable[str], *, label: str = "override") -> list[Override]:
+def plain_overrides(values: Mapping[str, Any], source: str) -> list[Override]:
+    """Return the values of a file that somebody else wrote: nothing in them is interpolated.
+
+    Args:
+        values: full dotted key -> plain value.
+        source: the file, for errors.
+    """
+    return [Override(key, literal(value), source) for key, value in values.items()]
+
+
+def parse_overrides(texts: Iterable[str | Override], *, label: str = "override") -> list[Override]:
     """Read ``key=value`` and ``--key=value``; a bare ``None`` is null, as W&B sweeps mean it.
 
     A sweep's other styles too: ``+key=value``, ``++key=value``, and a JSON file of dotted keys. A
@@ -44,11 +54,15 @@ def parse_overrides(texts: Iterable[str], *, label: str = "override") -> list[Ov
     """
     found: list[Override] = []
     for text in texts:
-        if text.endswith(".json") and "=" not in text:
-            found += _from_file(Path(text), f"{label} {text!r}")
+        if isinstance(text, Override):
+            found.append(text)
+        elif text.endswith(".json") and "=" not in text:
+            advice = "name a JSON file of keys and values"
+            part = read_json(Path(text), dict[str, Any], "overrides", advice)
+            found += _of_file(part, f"{label} {text!r}")
         elif is_yaml(text):
             part, _ = read_yaml(Path(text))
-            found += [Override(key, value, f"{label} {text!r}") for key, value in part.items()]
+            found += _of_file(part, f"{label} {text!r}")
         else:
             found.append(_parse(text, label))
     return found
@@ -82,15 +96,11 @@ def apply_overrides(
             parent[path[-1]] = value
 
 
-def _from_file(path: Path, written: str) -> list[Override]:
-    """Read the overrides that W&B's ``${args_json_file}`` stands for."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("", f"no JSON file of overrides: {error}", written) from None
-    if not isinstance(content, dict):
-        raise ConfigError("", "the file holds no JSON object of keys and values", written)
-    return [Override(str(key), value, written) for key, value in content.items()]
+def _of_file(part: Mapping[Any, Any], written: str) -> list[Override]:
+    for key in part:
+        if not isinstance(key, str) or not all(key.split(".")):
+            raise ConfigError("", f"the key {key!r} is no full key of an experiment", written)
+    return [Override(key, value, written) for key, value in part.items()]
 
 
 def _parse(text: str, label: str) -> Override:
@@ -103,6 +113,8 @@ def _parse(text: str, label: str) -> Override:
         raise ConfigError("", "has no full key before the '='", written)
     try:
         return Override(key, _value(value), written)
+    except (RecursionError, MemoryError):
+        raise ConfigError(key, "the value is nested too deeply", written) from None
     except ValueError as error:
         raise ConfigError(key, f"the value cannot be read: {error}", written) from None
 

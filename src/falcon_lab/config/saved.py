@@ -5,19 +5,29 @@ Imports no torch.
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from falcon_lab import __version__
 from falcon_lab.config.load import load_experiment
-from falcon_lab.config.overrides import is_yaml
+from falcon_lab.config.overrides import Override, is_yaml, plain_overrides
 from falcon_lab.config.schema import METHOD_NAME, Experiment, MethodConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.registry import Components
+from falcon_lab.stored import read_checked, read_json
 
 CONFIGURATION = "experiment.yaml"
 """The resolved experiment, in a run's folder."""
+FACTS = "training.json"
+"""The settings that decided a run's drafter, in the same folder."""
+DESCRIPTION = "config.json"
+"""What a saved drafter is, in its folder."""
+FORMAT = 1
+"""Of that description."""
 DEFAULT_TREES = ("chain", "static")
 
 
@@ -84,34 +94,97 @@ def names_a_drafter(overrides: Sequence[str]) -> bool:
     return any(key_of(word).startswith("drafter") for word in overrides)
 
 
-def target_overrides(folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class TrainedFor:
+    """The target of a saved drafter."""
+
+    name: str
+    fingerprint: str
+    revision: str | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class DrafterNode:
+    """What the node of a saved drafter has at least; the component checks its options."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a component comes from; its version is null where it was not installed."""
+
+    name: str
+    distribution: str
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class SavedDrafter:
+    """What the description of a saved drafter has at least."""
+
+    format: int
+    drafter: DrafterNode
+    provenance: Provenance
+    target: TrainedFor
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Read a saved drafter's ``config.json``: node, provenance and the target it was trained for.
+
+    Raises:
+        FalconLabError: it is missing or is not one of ours.
+    """
+    path = folder / DESCRIPTION
+    if not path.is_file() and (folder / "drafter" / DESCRIPTION).is_file():
+        raise FalconLabError(
+            f"{folder}: a run's folder and no saved drafter; name {folder / 'drafter'}"
+        )
+    if not os.path.lexists(path):
+        raise FalconLabError(
+            f"{folder}: no saved drafter here ({DESCRIPTION} is missing); name the folder of one"
+        )
+    advice = "name a saved drafter, or copy or save this one again"
+    found = read_checked(path, SavedDrafter, "description of a saved drafter", advice)
+    if found["format"] != FORMAT:
+        raise FalconLabError(
+            f"{path}: has format {found['format']}, and falcon-lab {__version__} reads {FORMAT}; "
+            "install the version that wrote it"
+        )
+    return found
+
+
+def target_overrides(folder: Path) -> list[Override]:
     """Return the target that a saved drafter was trained for, as overrides.
 
     Inside a run's folder the run knows it completely, with the recipe of a target of one's own;
     a folder that was shared knows the target's name.
-    """
-    saved = read_json(folder / "config.json")
-    facts = folder.parent / "training.json"
-    if facts.is_file():
-        known = {k: v for k, v in read_json(facts).items() if k.startswith("target.")}
-    else:
-        known = {f"target.{key}": saved.get("target", {}).get(key) for key in ("name", "revision")}
-    return [f"{key}={json.dumps(value)}" for key, value in known.items() if value is not None]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
 
     Raises:
-        FalconLabError: there is none.
+        FalconLabError: one of the two files is damaged.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FalconLabError(f"{path}: no saved drafter's description ({error})") from error
-    if not isinstance(content, dict):
-        raise FalconLabError(f"{path}: not a JSON object")
-    return content
+    saved = read_description(folder)
+    facts = folder.parent / FACTS
+    if facts.is_file():
+        known = {k: v for k, v in read_facts(facts).items() if k.startswith("target.")}
+        return plain_overrides({k: v for k, v in known.items() if v is not None}, str(facts))
+    known = {f"target.{key}": saved["target"].get(key) for key in ("name", "revision")}
+    named = {key: value for key, value in known.items() if value is not None}
+    return plain_overrides(named, str(folder / DESCRIPTION))
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read what a run wrote down of the settings that decide its drafter: full key -> value.
+
+    Raises:
+        FalconLabError: the file is damaged.
+    """
+    advice = (
+        f"{CONFIGURATION} beside it says the same, so that it may be deleted where that is whole"
+    )
+    return read_json(path, dict[str, Any], "settings of a training", advice)
 
 
 def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
@@ -121,29 +194,48 @@ def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
             method.drafter_path = str(run_folder / "drafter")
 
 
+def run_experiment(
+    folder: Path, overrides: Sequence[str | Override], *, components: Components | None = None
+) -> Experiment:
+    """Return the experiment that a run wrote down in its folder, under overrides.
+
+    Raises:
+        ConfigError: as of ``load_experiment``; also where the file asks this machine for values,
+            which what a run writes never does.
+    """
+    path = folder / CONFIGURATION
+    return load_experiment(path, overrides, components=components, of_a_run=True)
+
+
 def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     """Return the experiment that evaluates what is in ``folder``.
 
     A run's folder is measured as its own experiment says. A drafter's folder that was shared is
     measured by its chain and its default tree, into ``runs/evaluate-NAME``. Whether anything goes
     online, and to whom, is the reader's to say and not the folder's.
+
+    Raises:
+        FalconLabError: the folder holds neither, a file is damaged, or an override is wrong.
     """
-    stages = "stages=[evaluate, report]"
+    stages = ["evaluate", "report"]
     for run_folder in (folder, folder.parent):
         if (run_folder / CONFIGURATION).exists():
-            place = f"out={json.dumps(str(run_folder))}"
-            fixed = [stages, place, "seeds=[]", "wandb.mode=null", "wandb.entity=null"]
-            experiment = load_experiment(run_folder / CONFIGURATION, [*fixed, *overrides])
+            fixed = {"stages": stages, "out": str(run_folder), "seeds": []}
+            fixed |= {"wandb.mode": None, "wandb.entity": None}
+            known = plain_overrides(fixed, str(run_folder))
+            experiment = run_experiment(run_folder, [*known, *overrides])
             if Path(experiment.out) != run_folder:
                 use_drafter_of(run_folder, experiment)
             return experiment
-    path = json.dumps(str(folder))
-    rows = [
-        f"evaluation.methods.chain.drafter_path={path}",
-        "evaluation.methods.chain.tree.name=chain",
-        f"evaluation.methods.tree.drafter_path={path}",
-        "evaluation.methods.tree.tree.name=static",
-    ]
+    path, methods = str(folder), "evaluation.methods"
     name = f"evaluate-{folder.resolve().name}"
-    known = [f"name={json.dumps(name)}", stages, *target_overrides(folder), *rows]
+    fixed = {
+        "name": name,
+        "stages": stages,
+        f"{methods}.chain.drafter_path": path,
+        f"{methods}.chain.tree.name": "chain",
+        f"{methods}.tree.drafter_path": path,
+        f"{methods}.tree.tree.name": "static",
+    }
+    known = [*target_overrides(folder), *plain_overrides(fixed, path)]
     return load_experiment(None, [*known, *overrides])

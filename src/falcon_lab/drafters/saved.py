@@ -1,29 +1,35 @@
 """Save and load a drafter: ``config.json``, ``model.safetensors`` and ``README.md`` in a folder.
 
 Nothing is ever unpickled. A folder is written beside its place and renamed, so that what was
-there stays whole until the new one is.
+there stays whole until the new one is. Reading never writes: what a killed exchange left is read
+where it lies, and the next writer finishes it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab import __version__
+from falcon_lab.config.saved import DESCRIPTION, FORMAT, read_description
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about, explain, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from falcon_lab.model.target import Target
     from falcon_lab.plugins.registry import Components
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-FORMAT = 1
+CONFIG, WEIGHTS, CARD = DESCRIPTION, "model.safetensors", "README.md"
+UNFINISHED = ".unfinished"
+"""Marks a folder that may be removed: one that is being written, or was replaced."""
 
 
 def save_drafter(
@@ -49,11 +55,11 @@ def save_drafter(
         FalconLabError: it cannot be written; what was there is still there.
     """
     folder = Path(folder)
-    _finish_exchange(folder)
-    fresh = folder.with_name(f".{folder.name}.new")
+    finish_exchange(folder)
+    fresh = _removed(folder.with_name(f".{folder.name}.new"))
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
+        make_folder(fresh)
+        (fresh / UNFINISHED).touch()
         _write_weights(fresh / WEIGHTS, drafter)
         (fresh / CARD).write_text(card, "utf-8")
         config = _describe(node, provenance, target)
@@ -61,10 +67,8 @@ def save_drafter(
         _exchange(fresh, folder)
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        _finish_exchange(folder)
-        raise FalconLabError(
-            f"cannot write the drafter into {folder} ({error}); what was there is unchanged"
-        ) from error
+        finish_exchange(folder)
+        raise FalconLabError(f"{explain(error, folder)}; the drafter was not saved") from error
     return folder
 
 
@@ -83,8 +87,7 @@ def load_drafter(
         FalconLabError: a file is missing or damaged, the drafter's plug-in is not installed, or
             it was trained for another target.
     """
-    folder = Path(folder)
-    _finish_exchange(folder)
+    folder = _whole(Path(folder))
     config = read_config(folder)
     trained_for = config["target"]
     if trained_for["fingerprint"] != target.fingerprint and not force:
@@ -104,19 +107,7 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     Raises:
         FalconLabError: it is missing or is not one of ours.
     """
-    path = Path(folder) / CONFIG
-    try:
-        config = json.loads(path.read_text("utf-8"))
-        complete = {"drafter", "provenance", "target"} <= config.keys()
-    except FileNotFoundError:
-        raise FalconLabError(f"{folder}: no saved drafter here ({CONFIG} is missing)") from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise FalconLabError(f"{path}: cannot be read ({error}); save the drafter again") from None
-    if not complete or config.get("format") != FORMAT:
-        raise FalconLabError(
-            f"{path}: not the configuration of a drafter that falcon-lab {__version__} can read"
-        )
-    return config
+    return read_description(_whole(Path(folder)))
 
 
 def _describe(
@@ -137,6 +128,9 @@ def _describe(
     }
 
 
+# --- weights ------------------------------------------------------------------------------------
+
+
 def _write_weights(path: Path, drafter: nn.Module) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -152,38 +146,96 @@ def _read_weights(path: Path, drafter: nn.Module) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    with about(path, "read"):
+        if not path.exists():
+            raise FalconLabError(f"{path} is missing; save the drafter again")
     try:
         state = load_file(path)
-    except FileNotFoundError:
-        raise FalconLabError(f"{path} is missing; save the drafter again") from None
     except (SafetensorError, OSError) as error:
         raise FalconLabError(
             f"{path} is damaged or cut short ({error}); copy it again, or save the drafter again"
-        ) from None
-    try:
-        drafter.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise FalconLabError(f"{path} does not fit its {CONFIG}: {reason}") from None
+        ) from error
+    if reason := _misfit(state, drafter.state_dict()):
+        raise FalconLabError(
+            f"{path} does not fit its {CONFIG}: {reason}; copy both again, or save it again"
+        )
+    drafter.load_state_dict(state)
+
+
+def _misfit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Return the first thing that is wrong with weights; empty where they fit."""
+    for name, place in expected.items():
+        if name not in state:
+            return f"{name} is missing"
+        found = state[name]
+        if found.shape != place.shape:
+            return f"{name} is {list(found.shape)}, not {list(place.shape)}"
+        if found.is_floating_point() != place.is_floating_point():
+            return f"{name} is of {found.dtype}, not of {place.dtype}"
+        if not bool(found.isfinite().all()):
+            return f"{name} holds numbers that are not finite"
+    return next((f"{name} is one too many" for name in state if name not in expected), "")
+
+
+# --- exchanging folders -------------------------------------------------------------------------
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Rename ``fresh`` to ``folder``; if that is killed, ``_finish_exchange`` completes it."""
-    if folder.exists():
+    """Rename ``fresh`` to ``folder``; if that is killed, ``finish_exchange`` completes it.
+
+    A folder that holds more than a saved drafter is kept beside it.
+    """
+    if folder.is_dir() and {file.name for file in folder.iterdir()} <= PARTS:
+        (folder / UNFINISHED).touch()
         folder.rename(_set_aside(folder))
-    fresh.rename(folder)
-    shutil.rmtree(_set_aside(folder), ignore_errors=True)
-
-
-def _finish_exchange(folder: Path) -> None:
-    """Restore the old folder, or remove it, after an exchange that was killed."""
-    old = _set_aside(folder)
-    if not old.exists():
-        return
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
     else:
-        old.rename(folder)
+        keep_former(folder)
+    fresh.rename(folder)
+    (folder / UNFINISHED).unlink()
+    _removed(_set_aside(folder))
+
+
+PARTS = {CONFIG, WEIGHTS, CARD, UNFINISHED}
+"""Files of a saved drafter; nothing else is ever removed."""
+
+
+def finish_exchange(folder: Path) -> None:
+    """Restore the old folder, or remove it, after an exchange that was killed.
+
+    Raises:
+        FalconLabError: what is there was not set aside by an exchange.
+    """
+    old = _set_aside(folder)
+    if not folder.exists() and (old / UNFINISHED).exists():
+        with about(old):
+            old.rename(folder)
+            (folder / UNFINISHED).unlink()
+    _removed(old)
+
+
+def _removed(path: Path) -> Path:
+    """Remove a folder that was marked for it, the mark last, or an empty one; return its path.
+
+    Raises:
+        FalconLabError: something else is there.
+    """
+    there = {file.name for file in path.iterdir()} if path.is_dir() else set[str]()
+    if UNFINISHED in there or (path.is_dir() and not there):
+        with suppress(OSError):
+            for name in there & PARTS - {UNFINISHED}:
+                (path / name).unlink()
+            shutil.rmtree(path)
+    elif os.path.lexists(path):
+        raise FalconLabError(
+            f"{path}: is in the way of saving a drafter; move it, or remove it if nobody needs it"
+        )
+    return path
+
+
+def _whole(folder: Path) -> Path:
+    """Return where a drafter lies: in its folder, or set aside where an exchange was killed."""
+    old = _set_aside(folder)
+    return old if not folder.exists() and (old / CONFIG).is_file() else folder
 
 
 def _set_aside(folder: Path) -> Path:

@@ -16,7 +16,6 @@ All other keys are an experiment's. Imports no torch.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -24,9 +23,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.load import DEFAULT_NAMES, NODES, experiment_of, load_experiment
-from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
-from falcon_lab.config.saved import CONFIGURATION
+from falcon_lab.config.load import DEFAULT_NAMES, NODES, experiment_of
+from falcon_lab.config.overrides import (
+    Origin,
+    Override,
+    apply_overrides,
+    parse_overrides,
+    plain_overrides,
+)
+from falcon_lab.config.saved import CONFIGURATION, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import read_yaml, resolve
@@ -329,13 +334,9 @@ def plan_of_runs(
     others = [text for text in overrides if not _of_comparison(text)]
     runs = [_finished_run(folder, components) for folder in folders]
     names = "-".join(dict.fromkeys(_head_name(folder) for folder in folders))
-    fixed = [
-        "stages=[evaluate]",
-        "seeds=[]",
-        "name=compare",
-        f"out={json.dumps(f'runs/compare-{names}')}",
-    ]
-    base = load_experiment(folders[0] / CONFIGURATION, [*fixed, *others], components=components)
+    fixed = {"stages": ["evaluate"], "seeds": [], "name": "compare", "out": f"runs/compare-{names}"}
+    known = plain_overrides(fixed, str(folders[0]))
+    base = run_experiment(folders[0], [*known, *others], components=components)
     tree = {"budgets": list(BUDGETS)}
     try:
         apply_overrides(tree, of_comparison, DEFAULT_NAMES)
@@ -358,7 +359,7 @@ def _finished_run(folder: Path, components: Components) -> Experiment:
         )
     if not (folder / "drafter" / "config.json").exists():
         raise FalconLabError(f"{folder}: its drafter is not trained yet; finish that run first")
-    return load_experiment(path, ["seeds=[]"], components=components)
+    return run_experiment(folder, ["seeds=[]"], components=components)
 
 
 def _head_name(folder: Path) -> str:
