@@ -8,10 +8,11 @@ here and in no other file.
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about
@@ -65,7 +66,7 @@ def _validated(text: bytes, shape: type[T], where: str, advice: str) -> T:
     from pydantic import ValidationError
 
     try:
-        return _adapter(shape).validate_json(text, strict=True)
+        return cast(T, _adapter(cast(Hashable, shape)).validate_json(text, strict=True))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
@@ -80,16 +81,16 @@ def fitting(value: Any, shape: type[T]) -> T | None:
     from pydantic_core import to_json
 
     try:
-        return _adapter(shape).validate_json(to_json(value), strict=True)
+        return cast(T, _adapter(cast(Hashable, shape)).validate_json(to_json(value), strict=True))
     except (ValidationError, ValueError):  # and half characters
         return None
 
 
 @cache
-def _adapter(shape: type[T]) -> TypeAdapter[T]:
+def _adapter(shape: Hashable) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(shape)
+    return TypeAdapter(cast(Any, shape))
 
 
 def parse_json(text: bytes | str, where: str, advice: str, *, finite: bool = True) -> Any:

@@ -220,7 +220,7 @@ def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
     stages = ["evaluate", "report"]
     for run_folder in (folder, folder.parent):
         if (run_folder / CONFIGURATION).exists():
-            fixed = {"stages": stages, "out": str(run_folder), "seeds": []}
+            fixed: dict[str, Any] = {"stages": stages, "out": str(run_folder), "seeds": []}
             fixed |= {"wandb.mode": None, "wandb.entity": None}
             known = plain_overrides(fixed, str(run_folder))
             experiment = run_experiment(run_folder, [*known, *overrides])
