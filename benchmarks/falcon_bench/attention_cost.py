@@ -14,7 +14,6 @@ import torch
 from falcon_lab.measure import provenance
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.choosing import (
-    KERNELS,
     SDPA,
     AttentionShape,
     Timing,
@@ -22,6 +21,7 @@ from falcon_lab.model.attention.choosing import (
     pick,
     time_attention,
 )
+from falcon_lab.model.attention.kernels import KERNELS
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.report.tables import Table
 

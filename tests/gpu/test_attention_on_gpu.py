@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from falcon_lab.model.attention.backend import Kernel, masked_attention
-from falcon_lab.model.attention.choosing import AUTO, KERNELS, use_backend
+from falcon_lab.model.attention.choosing import AUTO, use_backend
+from falcon_lab.model.attention.kernels import KERNELS
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.loading import check_target
 from falcon_lab.tree import ancestor_matrix

@@ -127,12 +127,14 @@ def attention() -> Finding:
     """List the values of ``target.attention`` that this machine can run."""
     import torch
 
-    from falcon_lab.model.attention.choosing import usable_kernels
-    from falcon_lab.model.masks import ATTENTION
+    from falcon_lab.config.schema import ATTENTION
+    from falcon_lab.model.attention.kernels import KERNELS, usable_kernels
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    merging = [kernel.name for kernel in usable_kernels(device, torch.bfloat16, head_size=64)]
-    return Finding("attention", f"{', '.join((*ATTENTION, *merging))} (bfloat16, {device.type})")
+    usable = [kernel.name for kernel in usable_kernels(device, torch.bfloat16, head_size=64)]
+    measured = {"auto", *(kernel.name for kernel in KERNELS)}
+    names = [*(name for name in ATTENTION if name not in measured), *usable]
+    return Finding("attention", f"{', '.join(names)} (bfloat16, {device.type})")
 
 
 def plug_ins() -> Iterator[Finding]:

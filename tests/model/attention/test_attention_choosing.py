@@ -16,7 +16,6 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention import choosing
 from falcon_lab.model.attention.choosing import (
     AUTO,
-    KERNELS,
     MERGING,
     SDPA,
     Timing,
@@ -24,6 +23,7 @@ from falcon_lab.model.attention.choosing import (
     pick,
     use_backend,
 )
+from falcon_lab.model.attention.kernels import KERNELS
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import backend_of
 from falcon_lab.model.attention.torch_flash import TorchFlash

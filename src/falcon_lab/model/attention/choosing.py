@@ -20,10 +20,9 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.backend import Backend, Kernel, fold, widened
-from falcon_lab.model.attention.flash_attn import FlashAttn
+from falcon_lab.model.attention.kernels import KERNELS, usable_kernels
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import register
-from falcon_lab.model.attention.torch_flash import TorchFlash
 from falcon_lab.model.families import FULL, LayerSizes
 from falcon_lab.timing import fastest, in_turns
 
@@ -134,7 +133,6 @@ def calls(
 
 
 AUTO = "auto"
-KERNELS: tuple[Kernel, ...] = (FlashAttn(), TorchFlash())
 MERGING = (AUTO, *(kernel.name for kernel in KERNELS))
 """Values of ``target.attention`` that are decided here."""
 
@@ -193,13 +191,6 @@ def use_backend(
     backend = Merged(usable[0]) if asked != AUTO else _fastest(target, shape, usable, announce)
     if backend is not None:
         _set(target, backend, announce)
-
-
-def usable_kernels(
-    device: torch.device, dtype: torch.dtype, head_size: int, kernels: Sequence[Kernel] = KERNELS
-) -> list[Kernel]:
-    """Return the kernels that run on such tensors on this machine."""
-    return [kernel for kernel in kernels if kernel.refuses(device, dtype, head_size) is None]
 
 
 def unfit(target: Target) -> str | None:
