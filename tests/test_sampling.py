@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from falcon_lab.fields import TEMPERATURES
 from falcon_lab.sampling import Sampling
 
 LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
@@ -47,3 +48,16 @@ def test_a_seed_gives_one_draw_and_shapes_are_kept() -> None:
 def test_a_setting_out_of_range_is_refused_by_name(options: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Sampling(**options)
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf"), -1.0, 1e-300, 5e-324])
+def test_a_temperature_that_no_softmax_survives_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        Sampling(temperature)
+
+
+@pytest.mark.parametrize("temperature", [TEMPERATURES.least, TEMPERATURES.most])
+def test_probabilities_are_whole_at_both_ends_of_temperature(temperature: float) -> None:
+    found = Sampling(temperature).probabilities(torch.tensor([[3e4, -3e4, 0.0], [1.0, 2.0, 0.5]]))
+    assert found.isfinite().all()
+    assert found.sum(-1).tolist() == pytest.approx([1, 1])

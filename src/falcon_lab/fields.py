@@ -1,9 +1,10 @@
 """Plain values checked against a dataclass, with the full key of whatever is wrong.
 
-A field may limit its values beside its default: ``depth: int = ranged(4, least=0)``,
-``proposal: str = choice("deterministic", ("deterministic", "sampled"))``. The experiment's schema
-and the options of every component are checked in this one way. A ``__post_init__`` that compares
-fields with each other raises ``ValueError``, or ``ConfigError`` with the name of the wrong field.
+A field may limit its values beside its default: ``depth: int = ranged(4, least=0, most=1000)``,
+``proposal: str = choice("deterministic", ("deterministic", "sampled"))``. Whole numbers fit 64 bits
+and others are finite, whatever a field says. The experiment's schema and the options of every
+component are checked in this one way. A ``__post_init__`` that compares fields with each other
+raises ``ValueError``, or ``ConfigError`` with the name of the wrong field.
 
 Everything that touches OmegaConf is here and in no other file, and no ``DictConfig`` leaves it:
 what goes in and comes out are plain dicts, lists, scalars and dataclasses.
@@ -35,23 +36,40 @@ T = TypeVar("T")
 
 # --- limits -------------------------------------------------------------------------------------
 
+LARGEST = 2**63 - 1
+"""Largest whole number that torch holds."""
+
+LARGEST_SEED = 2**32 - 1
+"""Largest seed that torch, NumPy and Lightning all take."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Finite numbers from ``least`` to ``most``, above ``above`` and below ``below``."""
+    """Finite numbers from ``least`` to ``most``, above ``above`` and below ``below``.
+
+    Attributes:
+        or_zero: whether 0 may stand for something else, though it is outside.
+    """
 
     least: float = -inf
     most: float = inf
     above: float = -inf
     below: float = inf
+    or_zero: bool = False
 
     def refusal(self, value: Any) -> str | None:
         """Return what is wrong with a number, or None."""
+        if not isinstance(value, int | float):
+            return f"is {value!r}; it must be {self}"
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return f"is a number beyond ±{LARGEST:.0e}, more than 64 bits hold; write a smaller one"
         if not isfinite(value):
             return f"is {value}; it must be {self}"
         if self.least <= value <= self.most and self.above < value < self.below:
             return None
-        return f"is {value:g}; it must be {self}"
+        if self.or_zero and value == 0:
+            return None
+        return f"is {_digits(value)}; it must be {self}"
 
     def __str__(self) -> str:
         words = {
@@ -60,8 +78,17 @@ class Range:
             "at most": self.most,
             "less than": self.below,
         }
-        bounds = [f"{word} {bound:g}" for word, bound in words.items() if abs(bound) < inf]
-        return " and ".join(bounds) or "a finite number"
+        bounds = [f"{word} {_digits(bound)}" for word, bound in words.items() if abs(bound) < inf]
+        return ("0, or " if self.or_zero else "") + (" and ".join(bounds) or "a finite number")
+
+
+def _digits(number: float) -> str:
+    """Return a number as a user writes it: whole ones with all their digits."""
+    return str(int(number)) if abs(number) < 1e16 and number == int(number) else f"{number:g}"
+
+
+TEMPERATURES = Range(least=1e-6, most=1000, or_zero=True)
+"""Temperatures: 0 is greedy, and logits divided by less than the least could leave float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +153,9 @@ class Name:
         return None
 
 
-LIMIT, KEYS = "limit", "keys"
-"""Keys of a field's metadata that hold the limit of its values, and of a mapping's keys."""
+LIMIT, KEYS, DISTINCT = "limit", "keys", "distinct"
+"""Keys of a field's metadata: the limit of its values or items, that of a mapping's keys, and
+whether the items of a list differ from each other."""
 
 
 Limit = Range | Choice | Form | Name
@@ -151,6 +179,22 @@ def ranged(
 ) -> Any:
     """Return a dataclass field of a number, or of a list of numbers, within a ``Range``."""
     return limited(default, Range(least, most, above, below))
+
+
+def any_seed(default: Any = 0) -> Any:
+    """Return a dataclass field of a seed, or of a list of seeds."""
+    return ranged(default, least=0, most=LARGEST_SEED)
+
+
+def filled(default: Any, advice: str) -> Any:
+    """Return a dataclass field of a text, or of a list of texts, that are not empty."""
+    return limited(default, Form(r".*\S.*", advice))
+
+
+def each_once(items: Any) -> Any:
+    """Return the field of a list again, as one whose items differ from each other."""
+    metadata = {**items.metadata, DISTINCT: True}
+    return dataclasses.field(default_factory=items.default_factory, metadata=metadata)
 
 
 def named(limit: Name) -> Any:
@@ -322,7 +366,11 @@ def shape(value: Any, hint: Any, key: str) -> Any:
     if origin in (dict, list):
         return _shape_items(value, origin, arguments, key)
     if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # sweeps write 4.0, people 1e3
+        value = int(value)  # sweeps write 4.0, people 1e3
+    if hint is bool and type(value) in (int, float) and value not in (0, 1):
+        raise ConfigError(key, f"is {value!r}; write true or false")
+    if type(value) is int and (problem := Range().refusal(value)):
+        raise ConfigError(key, problem)  # here, because no float may hold it
     return value
 
 
@@ -382,6 +430,7 @@ def _instance(value: Any, hint: Any, key: str, field: dataclasses.Field[Any] | N
     """Return a value of the right type with dataclasses in place of mappings, limits checked."""
     arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
     if isinstance(value, list):
+        _check_distinct(value, key, field)
         inner = arguments[0] if typing.get_origin(hint) is list else Any
         return [_instance(item, inner, f"{key}[{i}]", field) for i, item in enumerate(value)]
     if isinstance(value, dict):
@@ -405,6 +454,15 @@ def _check_keys(value: Mapping[Any, Any], key: str, field: dataclasses.Field[Any
             raise ConfigError(join(key, name), problem)
 
 
+def _check_distinct(values: Sequence[Any], key: str, field: dataclasses.Field[Any] | None) -> None:
+    """Refuse an item that is in the list already, where the field's may not be."""
+    if field is None or not field.metadata.get(DISTINCT):
+        return
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ConfigError(key, f"has {value!r} twice; leave one out")
+
+
 def _refusal(value: Any, field: dataclasses.Field[Any] | None) -> str | None:
     """Return what is wrong with a scalar, or None.
 
@@ -419,7 +477,7 @@ def _refusal(value: Any, field: dataclasses.Field[Any] | None) -> str | None:
         return None
     if LIMIT in field.metadata:
         return cast("str | None", field.metadata[LIMIT].refusal(value))
-    if isinstance(value, float) and value != field.default:
+    if type(value) in (int, float) and value != field.default:
         return Range().refusal(value)
     return None
 
@@ -459,13 +517,18 @@ def _config_error(error: OmegaConfBaseException, key: str) -> ConfigError:
 
 
 def _in_our_words(message: str) -> str:
+    """Return a message of OmegaConf as one about a YAML."""
     for theirs, ours in (
-        ("could not be converted to Integer", "is not a whole number"),
-        ("could not be converted to Float", "is not a number"),
-        ("is not Optional", "cannot be null"),
+        (r"(.*)could not be converted to Integer(.*)", r"\1is not a whole number\2"),
+        (r"(.*)could not be converted to Float(.*)", r"\1is not a number\2"),
+        (r"Value '(.*)' is not a valid bool.*", r"is '\1'; write true or false"),
+        (r".*(not Optional|value 'None'|NoneType).*", "cannot be null; give it a value"),
+        (r"Cannot convert 'ListConfig' to string.*", "must be a text and no list"),
+        (r"Cannot convert 'DictConfig' to string.*", "must be a text and no mapping"),
+        (r"Value '(.*)' is not a supported primitive type.*", r"is a \1 to YAML; quote it"),
     ):
-        if theirs in message:
-            return message.replace(theirs, ours)
+        if found := re.fullmatch(theirs, message):
+            return found.expand(ours)
     return message
 
 

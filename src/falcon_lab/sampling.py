@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from falcon_lab.fields import TEMPERATURES
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -26,8 +28,8 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if problem := TEMPERATURES.refusal(self.temperature):
+            raise ValueError(f"temperature {problem}")
         if self.top_k < 0:
             raise ValueError(f"top_k must not be negative, got {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -179,7 +179,7 @@ def test_a_wrong_override_is_named_with_its_full_key(
     [
         ("  dept: 6", "x.yaml:4: tree.dept: unknown key; did you mean 'depth'?"),
         ("  depth: six", "x.yaml:4: tree.depth: Value 'six' of type 'str' is not a whole number"),
-        ("  depth: null", "x.yaml:4: tree.depth: Incompatible value 'None' for field of type"),
+        ("  depth: null", "x.yaml:4: tree.depth: cannot be null"),
         ("  proposal: soft", "x.yaml:4: tree.proposal: is 'soft'"),
         ("wandb: {mode: of}", "x.yaml:4: wandb.mode: is 'of'; known: offline, online, disabled"),
     ],

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from falcon_lab.errors import ConfigError
-from falcon_lab.fields import Form, Name, choice, limited, named, ranged
+from falcon_lab.fields import (
+    TEMPERATURES,
+    Form,
+    Name,
+    any_seed,
+    choice,
+    each_once,
+    filled,
+    limited,
+    named,
+    ranged,
+)
 
 STAGES = ("target", "data", "distil", "evaluate", "report")
 
@@ -24,18 +35,50 @@ PLAIN, HF_GENERATE = "plain", "HF generate"
 METHOD_NAME = Name(reserved=rf"{PLAIN}(, .*)?|HF .*")
 """Names of methods: none is that of a way to decode which an evaluation or a benchmark adds."""
 
+MOST_TOKENS = 2**20
+"""Most tokens of a text, and of all that is counted in tokens."""
+
+MOST_STEPS = 10**9
+"""Most steps of a training, and of all that is counted in steps or documents."""
+
 Node = dict[str, Any]
+
+
+def token_count(default: int, *, least: int = 1) -> Any:
+    """Return a field of a number of tokens."""
+    return ranged(default, least=least, most=MOST_TOKENS)
+
+
+def step_count(default: int, *, least: int = 1) -> Any:
+    """Return a field of a number of steps or documents."""
+    return ranged(default, least=least, most=MOST_STEPS)
+
+
+def any_temperature(default: Any) -> Any:
+    """Return a field of a temperature, or of a list of them."""
+    return limited(default, TEMPERATURES)
+
+
+def any_path(default: str | None) -> Any:
+    """Return a field of a path, or of a word that stands for one."""
+    return filled(default, "name a file or folder, or take the line out")
+
+
+WANDB_PROJECT = Form(
+    r"[^/\\#?%:\r\n]{1,128}", r"W&B wants 1 to 128 characters without / \ # ? % : and line ends"
+)
+WANDB_TAG = Form(r".{1,64}", "W&B wants 1 to 64 characters")
 
 
 @dataclass
 class ModelShape:
     """Shape of a Llama-like target that is trained from scratch."""
 
-    layers: int = ranged(16, least=1)
-    hidden: int = ranged(128, least=1)
-    intermediate: int = ranged(384, least=1)
-    heads: int = ranged(4, least=1)
-    max_positions: int = ranged(2048, least=2)
+    layers: int = ranged(16, least=1, most=1000)
+    hidden: int = ranged(128, least=1, most=2**16)
+    intermediate: int = ranged(384, least=1, most=2**18)
+    heads: int = ranged(4, least=1, most=1024)
+    max_positions: int = token_count(2048, least=2)
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
@@ -51,9 +94,9 @@ class Gate:
     """Least share of greedy completions that ``ast.parse`` accepts (0 asks for nothing)."""
     distinct: float = ranged(0.3, least=0, most=1)
     """Least share of distinct tokens in greedy completions."""
-    prompts: int = ranged(16, least=1)
+    prompts: int = ranged(16, least=1, most=10_000)
     """Held-out prompts that are completed."""
-    max_new_tokens: int = ranged(192, least=1)
+    max_new_tokens: int = token_count(192)
     """Length of a completion."""
 
 
@@ -61,21 +104,21 @@ class Gate:
 class PretrainingConfig:
     """Recipe of a target that is trained on first use and cached by its fingerprint."""
 
-    corpus: str = "generated"
+    corpus: str = any_path("generated")
     """``generated``, ``stdlib``, or a folder or file of text or chats."""
-    documents: int = ranged(6000, least=1)
+    documents: int = step_count(6000)
     """Training documents that are generated, or read at the most."""
-    vocabulary: int = ranged(512, least=257)
+    vocabulary: int = ranged(512, least=257, most=2**20)
     """Entries of the byte-level BPE: all bytes, the end of a text, and what is merged."""
     model: ModelShape = field(default_factory=ModelShape)
-    length: int = ranged(256, least=2)
-    batch_size: int = ranged(4, least=1)
-    steps: int = ranged(800, least=1)
-    lr: float = ranged(3e-3, above=0)
-    warmup_steps: int = ranged(30, least=0)
-    weight_decay: float = ranged(0.1, least=0)
-    seed: int = ranged(0, least=0)
-    checkpoint_every: int = ranged(50, least=1)
+    length: int = token_count(256, least=2)
+    batch_size: int = ranged(4, least=1, most=2**16)
+    steps: int = step_count(800)
+    lr: float = ranged(3e-3, above=0, most=100)
+    warmup_steps: int = step_count(30, least=0)
+    weight_decay: float = ranged(0.1, least=0, most=100)
+    seed: int = any_seed()
+    checkpoint_every: int = step_count(50)
     gate: Gate = field(default_factory=Gate)
 
 
@@ -83,9 +126,9 @@ class PretrainingConfig:
 class TargetConfig:
     """The frozen target LLM."""
 
-    name: str = "tiny-code"
+    name: str = any_path("tiny-code")
     """A built-in target, a hub id, or a folder; a label when ``pretraining`` is given."""
-    revision: str | None = None
+    revision: str | None = filled(None, "name a commit, tag or branch, or write null")
     """Commit, tag or branch on the hub."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16", "float16", "float64"))
     """``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16`` or ``float64``."""
@@ -106,24 +149,24 @@ class TargetConfig:
 class DataConfig:
     """What the drafter is trained on."""
 
-    corpus: str = "generated"
+    corpus: str = any_path("generated")
     """``generated``, ``stdlib``, a folder or file of text, or a chat JSONL."""
-    documents: int = ranged(6000, least=1)
+    documents: int = step_count(6000)
     """Documents that are generated, or read at the most."""
     regenerate: float = ranged(0.0, least=0, most=1)
     """Share of the training documents whose rest the target writes itself, greedily. It is the
     target's own text that a drafter will have to guess."""
-    length: int = ranged(256, least=2)
+    length: int = token_count(256, least=2)
     """Tokens of a packed sequence."""
-    batch_size: int = ranged(8, least=1)
-    validation: int = ranged(32, least=0)
+    batch_size: int = ranged(8, least=1, most=2**16)
+    validation: int = ranged(32, least=0, most=10**6)
     """Packed sequences kept for validation."""
-    workers: int = ranged(0, least=0)
-    seed: int = ranged(0, least=0)
+    workers: int = ranged(0, least=0, most=128)
+    seed: int = any_seed()
     """Seed of the generated corpus and of the order; differs from the run's on purpose."""
-    feature_store: str | None = None
+    feature_store: str | None = any_path(None)
     """Folder for teacher features on disk; null computes them on line."""
-    chat_template: str | None = None
+    chat_template: str | None = any_path(None)
     """``plain``, or a file with a Jinja template, for chats in place of the tokenizer's own."""
 
 
@@ -131,10 +174,10 @@ class DataConfig:
 class OptimizerConfig:
     """AdamW with linear warm-up and cosine decay."""
 
-    lr: float = ranged(2e-3, above=0)
+    lr: float = ranged(2e-3, above=0, most=100)
     betas: list[float] = ranged([0.9, 0.95], least=0, below=1)
-    weight_decay: float = ranged(0.01, least=0)
-    warmup_steps: int = ranged(20, least=0)
+    weight_decay: float = ranged(0.01, least=0, most=100)
+    warmup_steps: int = step_count(20, least=0)
     final_lr: float = ranged(0.02, least=0, most=1)
     """Fraction of ``lr`` at the last step."""
 
@@ -148,21 +191,21 @@ class DistillationConfig:
     """Training of the drafter beside what ``trainer`` says."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    noise: float = ranged(0.1, least=0)
+    noise: float = ranged(0.1, least=0, most=1000)
     """Input features get uniform noise in (-noise, noise)."""
-    repeats: int = ranged(1, least=1)
+    repeats: int = ranged(1, least=1, most=1000)
     """Times that the student studies each batch of a teacher pass, under block phases, noise and
     glances of its own each time."""
     own_features: float = ranged(0.0, least=0, most=1)
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""
-    unroll: int = ranged(1, least=1)
+    unroll: int = ranged(1, least=1, most=100)
     """Passes that the student is trained on: each after the first continues from the features that
     it predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
     Falcon's paper). The loss is a mean over the rows of all passes."""
     unroll_decay: float = ranged(1.0, above=0, most=1)
     """Weight of a row in the loss falls by this factor from pass to pass; EAGLE-3's is 0.8."""
-    logits_mib: int = ranged(256, least=1)
+    logits_mib: int = ranged(256, least=1, most=2**20)
     """MiB that the student's and the target's logits may take together, in float32; the loss is
     computed for as many rows at a time. An objective's own tensors come on top: Falcon's take one
     and a half times as much. The default is 256 rows of a vocabulary of 128k, about where a current
@@ -170,22 +213,22 @@ class DistillationConfig:
     compile: bool = False
     """Send the drafter's decoder blocks through ``torch.compile`` while training (with
     ``unroll: 1``)."""
-    checkpoint_every: int = ranged(50, least=1)
+    checkpoint_every: int = step_count(50)
     """Steps between resumable checkpoints."""
-    decode_every: int = ranged(0, least=0)
+    decode_every: int = step_count(0, least=0)
     """Steps between real decodings of a few validation prompts (0: never)."""
-    decode_prompts: int = ranged(2, least=1)
-    decode_tokens: int = ranged(64, least=1)
+    decode_prompts: int = ranged(2, least=1, most=10_000)
+    decode_tokens: int = token_count(64)
 
 
 @dataclass
 class DecodingConfig:
     """How engines run the target and the drafter; what they write does not depend on it."""
 
-    prefill_chunk: int = ranged(2048, least=1)
+    prefill_chunk: int = token_count(2048)
     """Prompt tokens that one forward pass reads. A pass of a few hundred is bound by arithmetic
     already; longer ones only take more memory."""
-    kv_memory: float | None = ranged(None, above=0)
+    kv_memory: float | None = ranged(None, above=0, most=2**16)
     """GiB that the key/value caches of a sequence, target's and drafter's, may take together; null
     is what the device has free."""
     compile: str = choice("none", ("none", "drafter", "all"))
@@ -199,14 +242,14 @@ class DecodingConfig:
 class PromptsConfig:
     """The prompts of the evaluation."""
 
-    name: str = "heldout"
+    name: str = any_path("heldout")
     """``heldout`` or ``validation`` (of the data's corpus), ``stdlib``, ``humaneval``, ``gsm8k``,
     ``mt_bench``, or a JSONL file in the MT-bench format."""
-    limit: int | None = ranged(None, least=1)
+    limit: int | None = ranged(None, least=1, most=10**6)
     """Prompts at the most."""
-    prompt_tokens: int = ranged(96, least=1)
+    prompt_tokens: int = token_count(96)
     """Tokens of a held-out prompt."""
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = filled([], "is empty; leave it out")
     """Prompts of your own, in place of a set."""
 
 
@@ -216,7 +259,7 @@ class MethodConfig:
 
     drafter: Node | None = None
     """A training-free drafter's node; null is the drafter that this run trained."""
-    drafter_path: str | None = None
+    drafter_path: str | None = any_path(None)
     """A saved drafter's folder."""
     tree: Node | None = None
     acceptance: Node | None = None
@@ -230,21 +273,21 @@ class EvaluationConfig:
     """The paired measurement."""
 
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
-    max_new_tokens: int = ranged(128, least=1)
-    temperature: float = ranged(0.0, least=0)
-    top_k: int = ranged(0, least=0)
+    max_new_tokens: int = token_count(128)
+    temperature: float = any_temperature(0.0)
+    top_k: int = ranged(0, least=0, most=2**31 - 1)
     top_p: float = ranged(1.0, above=0, most=1)
-    stop: list[str] = field(default_factory=list)
+    stop: list[str] = limited([], Form(".+", "it would end every answer at once; leave it out"))
     """Strings that end an answer; what stands before them belongs to the answer."""
-    repeats: int = ranged(3, least=1)
+    repeats: int = ranged(3, least=1, most=1000)
     """Timed passes over the prompts; the median of each prompt counts."""
-    warmup: int = ranged(1, least=0)
+    warmup: int = ranged(1, least=0, most=10_000)
     """Prompts decoded by every method before the clock starts."""
-    threads: int | None = ranged(None, least=1)
+    threads: int | None = ranged(None, least=1, most=1024)
     """CPU threads of torch while decoding; null: as torch chose."""
     hf_generate: bool = True
     """Measure Hugging Face ``generate`` beside our loops."""
-    seed: int = ranged(0, least=0)
+    seed: int = any_seed()
     methods: dict[str, MethodConfig] = named(METHOD_NAME)
 
 
@@ -254,10 +297,10 @@ class WandbConfig:
 
     mode: str | None = choice(None, ("offline", "online", "disabled"))
     """``offline``, ``online``, ``disabled``; null: offline, or online inside a sweep."""
-    project: str = "falcon-lab"
-    entity: str | None = None
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
+    project: str = limited("falcon-lab", WANDB_PROJECT)
+    entity: str | None = filled(None, "name one, or write null")
+    group: str | None = filled(None, "name one, or write null")
+    tags: list[str] = limited([], WANDB_TAG)
 
 
 @dataclass
@@ -273,9 +316,9 @@ class Experiment:
     """One YAML."""
 
     name: str = limited("experiment", Name())
-    seed: int = ranged(0, least=0)
-    out: str = "runs/${name}"
-    stages: list[str] = choice(list(STAGES), STAGES)
+    seed: int = any_seed()
+    out: str = any_path("runs/${name}")
+    stages: list[str] = each_once(choice(list(STAGES), STAGES))
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
     drafter: Node = field(default_factory=lambda: {"name": "falcon"})
@@ -291,6 +334,6 @@ class Experiment:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    seeds: list[int] = ranged([], least=0)
+    seeds: list[int] = each_once(any_seed([]))
     """Seeds that a comparison trains every head with; empty is the experiment's own seed. A run
     with seeds is a comparison of one head."""

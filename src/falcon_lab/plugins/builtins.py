@@ -14,20 +14,32 @@ from falcon_lab.plugins.hooks import Register, hookimpl
 
 PROPOSALS = ("deterministic", "sampled")
 
+LARGEST_BLOCK = 256
+"""Most tokens of a drafter pass."""
+
+MOST_LAYERS = 100
+"""Most layers of a drafter."""
+
+LONGEST_PATH = 1000
+"""Most levels of a tree, and passes of a round."""
+
+MOST_NODES = 10_000
+"""Most draft tokens of a round; attention masks grow with their square."""
+
 
 @dataclass
 class FalconConfig:
     """Falcon's semi-autoregressive head (arXiv 2412.12639, §3.2). ``block: 1, fuse: linear`` is
     EAGLE-1."""
 
-    block: int = ranged(2, least=1)
+    block: int = ranged(2, least=1, most=LARGEST_BLOCK)
     """k: tokens per drafter pass."""
-    layers: int = ranged(1, least=1)
+    layers: int = ranged(1, least=1, most=MOST_LAYERS)
     """Decoder blocks of the target's own kind (the paper's text has one or two; Figure 2 two)."""
     fuse: str = choice("lstm", ("lstm", "lstm_positionwise", "linear"))
     """``lstm`` (recurs over time), ``lstm_positionwise`` (what the official code computes) or
     ``linear`` (EAGLE)."""
-    lstm_layers: int = ranged(2, least=1)
+    lstm_layers: int = ranged(2, least=1, most=MOST_LAYERS)
     dropout: float = ranged(0.1, least=0, below=1)
     """Between the LSTM layers."""
     query: str = choice("block", ("block", "newest"))
@@ -77,26 +89,30 @@ class ValidPrefixConfig:
 class FalconObjectiveConfig:
     """L = feature·SmoothL1 + soft·KL + hard·CE; the paper's weights are 1, 0.09 and 0.01."""
 
-    feature: float = ranged(1.0, least=0)
-    soft: float = ranged(0.09, least=0)
-    hard: float = ranged(0.01, least=0)
+    feature: float = ranged(1.0, least=0, most=1e6)
+    soft: float = ranged(0.09, least=0, most=1e6)
+    hard: float = ranged(0.01, least=0, most=1e6)
     hard_label: str = choice("argmax", ("argmax", "data", "sampled"))
     """``argmax`` of the target, the ``data``'s token, or ``sampled`` from the target (official
     code)."""
     soft_form: str = choice("kl", ("kl", "tempered"))
     """``kl``, or ``tempered`` (the official code's temperature mixture)."""
-    temperature: float = ranged(0.95, above=0)
+    temperature: float = ranged(0.95, least=1e-3, most=1000)
     """Of the tempered form."""
     slot_decay: float = ranged(1.0, above=0, most=1)
     """A row counts slot_decay to the power of its place in the block, 0..k-1: later rows are of use
     where the earlier ones are right (not in the paper; DFlash has exp(-1/4) for a block of 8)."""
+
+    def __post_init__(self) -> None:
+        if not self.feature + self.soft + self.hard:
+            raise ValueError("feature, soft and hard are all 0; give one of them a weight")
 
 
 @dataclass
 class ChainConfig:
     """A single path of draft tokens."""
 
-    depth: int = ranged(4, least=0)
+    depth: int = ranged(4, least=0, most=LONGEST_PATH)
     proposal: str = choice("deterministic", PROPOSALS)
     """At T > 0: the most likely token, or a ``sampled`` one."""
 
@@ -110,7 +126,7 @@ class StaticConfig:
     to child count (a node is its rank digits, "" the root); or a list of rank paths."""
     proposal: str = choice("deterministic", PROPOSALS)
     """At T > 0: the top candidates, or ``sampled`` ones without replacement."""
-    max_depth: int | None = ranged(None, least=0)
+    max_depth: int | None = ranged(None, least=0, most=LONGEST_PATH)
     """Cut the template at this depth."""
 
 
@@ -119,13 +135,13 @@ class DynamicTreeConfig:
     """A tree that goes where the drafter is sure (EAGLE-2, arXiv 2406.16858, §4). EAGLE-2's own
     numbers are ``nodes: 60, beam: 10, width: 10, depth: 7``."""
 
-    nodes: int = ranged(16, least=0)
+    nodes: int = ranged(16, least=0, most=MOST_NODES)
     """Draft tokens that are kept of all candidates."""
-    beam: int = ranged(4, least=1)
+    beam: int = ranged(4, least=1, most=1000)
     """Most blocks that a pass expands."""
-    width: int = ranged(4, least=1)
+    width: int = ranged(4, least=1, most=1000)
     """Candidates of every position."""
-    depth: int | None = ranged(None, least=0)
+    depth: int | None = ranged(None, least=0, most=LONGEST_PATH)
     """Longest path; null goes by k: 4 for k = 1, 6 for k = 2, 2k above."""
 
 
@@ -134,9 +150,9 @@ class PathsTreeConfig:
     """The paths that a drafter has found (n-grams of Lookahead, or copies of the text), as one
     tree."""
 
-    nodes: int = ranged(32, least=0)
+    nodes: int = ranged(32, least=0, most=MOST_NODES)
     """Most draft tokens; what does not fit is left out, the last paths first."""
-    depth: int = ranged(10, least=0)
+    depth: int = ranged(10, least=0, most=LONGEST_PATH)
     """Longest path."""
 
 
@@ -144,9 +160,9 @@ class PathsTreeConfig:
 class OptimalTreeConfig:
     """The likeliest tree of its size, by the drafter's own probabilities."""
 
-    nodes: int = ranged(16, least=0)
+    nodes: int = ranged(16, least=0, most=MOST_NODES)
     """Draft tokens in the tree."""
-    passes: int | None = ranged(None, least=0)
+    passes: int | None = ranged(None, least=0, most=LONGEST_PATH)
     """Drafter passes, each of k levels; null goes by k: 4 for k = 1, 3 for k = 2, 2 above."""
 
 
@@ -154,9 +170,9 @@ class OptimalTreeConfig:
 class FixedConfig:
     """The same budget every round; null leaves it to the tree."""
 
-    depth: int | None = ranged(None, least=0)
-    nodes: int | None = ranged(None, least=0)
-    passes: int | None = ranged(None, least=0)
+    depth: int | None = ranged(None, least=0, most=LONGEST_PATH)
+    nodes: int | None = ranged(None, least=0, most=MOST_NODES)
+    passes: int | None = ranged(None, least=0, most=LONGEST_PATH)
 
 
 @dataclass

@@ -15,15 +15,15 @@ __all__ = ["DFlashConfig", "register_components"]
 class DFlashConfig:
     """Configure the drafter."""
 
-    block: int = ranged(8, least=1)
+    block: int = ranged(8, least=1, most=256)
     """Tokens that a pass drafts, k: the masked positions after the root. Published heads have 15,
     and call the 16 with the root a block."""
-    layers: int = ranged(2, least=1)
+    layers: int = ranged(2, least=1, most=100)
     """Draft layers (five in the published heads)."""
-    taps: list[int] = ranged([], least=0)
+    taps: list[int] = ranged([], least=0, most=1000)
     """Layers of the target whose hidden states are read, 0 being its embeddings; empty: up to five,
     from the first to the last but one in equal steps."""
-    anchors: int = ranged(32, least=1)
+    anchors: int = ranged(32, least=1, most=10_000)
     """Blocks of a packed sequence that are trained at a time, at random places."""
 
 

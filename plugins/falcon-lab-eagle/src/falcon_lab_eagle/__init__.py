@@ -15,7 +15,7 @@ __all__ = ["Eagle3Config", "EagleConfig", "register_components"]
 class EagleConfig:
     """Configure EAGLE (arXiv 2401.15077, §4.1); with tree ``dynamic`` EAGLE-2 (2406.16858)."""
 
-    layers: int = ranged(1, least=1)
+    layers: int = ranged(1, least=1, most=100)
     """Decoder blocks of the target's own kind."""
 
 
@@ -23,7 +23,7 @@ class EagleConfig:
 class Eagle3Config:
     """Configure EAGLE-3 (arXiv 2503.01840, §3)."""
 
-    taps: list[int] | None = ranged(None, least=0)
+    taps: list[int] | None = ranged(None, least=0, most=1000)
     """Layers of the target that are read (0: its embeddings, i: what layer i puts out); null is a
     low, a middle and a high one: 2, L // 2 and L - 3 of L layers."""
     head: str = choice("target", ("target", "own"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
-from falcon_lab.fields import ranged
+from falcon_lab.fields import any_seed, ranged
 from falcon_lab.plugins.hooks import Register
 
 __all__ = ["LookaheadConfig", "LookupConfig", "register_components"]
@@ -16,9 +16,9 @@ __all__ = ["LookaheadConfig", "LookupConfig", "register_components"]
 class LookupConfig:
     """Configure prompt lookup: what is searched for, and how much is copied."""
 
-    max_ngram: int = ranged(3, least=1)
+    max_ngram: int = ranged(3, least=1, most=1000)
     """Longest run of newest tokens that is searched for earlier in the text."""
-    num_tokens: int = ranged(10, least=1)
+    num_tokens: int = ranged(10, least=1, most=1000)
     """Tokens that are copied from behind a match."""
     whole: bool = False
     """Whether a match with fewer tokens after it is no match (the method's first description)."""
@@ -28,15 +28,15 @@ class LookupConfig:
 class LookaheadConfig:
     """Configure Lookahead decoding (arXiv 2402.02057) with the defaults of its Spec-Bench entry."""
 
-    ngram: int = ranged(5, least=3)
+    ngram: int = ranged(5, least=3, most=100)
     """N: tokens of an n-gram, its first token counted."""
-    window: int = ranged(7, least=1)
+    window: int = ranged(7, least=1, most=1000)
     """W: columns of the window, each of which yields an n-gram a round."""
-    guesses: int = ranged(7, least=1)
+    guesses: int = ranged(7, least=1, most=1000)
     """G: n-grams that are stored for every first token, and verified in a round."""
     from_text: bool = False
     """Whether the n-grams of prompt and answer are stored too."""
-    seed: int = ranged(0, least=0)
+    seed: int = any_seed()
     """Seed of the first guesses, which are drawn from the text."""
 
 

@@ -15,9 +15,9 @@ __all__ = ["MedusaConfig", "MedusaObjectiveConfig", "TypicalConfig", "register_c
 class MedusaConfig:
     """Configure the heads."""
 
-    block: int = ranged(4, least=1)
+    block: int = ranged(4, least=1, most=64)
     """Heads, each for one more token below the root: k."""
-    layers: int = ranged(1, least=1)
+    layers: int = ranged(1, least=1, most=100)
     """Residual layers of a head."""
     head: str = choice("own", ("own", "shared"))
     """``own``: every head has an output layer, which begins as the target's LM head (published);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falcon_lab import hookimpl
-from falcon_lab.fields import ranged
+from falcon_lab.fields import filled, ranged
 from falcon_lab.plugins.hooks import Register
 
 __all__ = ["HfLengthConfig", "SpsConfig", "register_components"]
@@ -18,18 +18,18 @@ LAYERS = 2
 class SpsConfig:
     """Configure the draft model: a pretrained one, or a fresh one of the target's kind."""
 
-    model: str | None = None
+    model: str | None = filled(None, "name a model, or write null for a fresh one")
     """A hub id or a folder with the target's own vocabulary; null makes a fresh model, which must
     be distilled."""
-    revision: str | None = None
+    revision: str | None = filled(None, "name a commit, tag or branch, or write null")
     """Commit, tag or branch on the hub."""
-    layers: int | None = ranged(None, least=1)
+    layers: int | None = ranged(None, least=1, most=1000)
     """Of a fresh model; null is 2."""
-    hidden: int | None = ranged(None, least=1)
+    hidden: int | None = ranged(None, least=1, most=2**16)
     """Its width; null is the target's."""
-    heads: int | None = ranged(None, least=1)
+    heads: int | None = ranged(None, least=1, most=1024)
     """Its attention heads; null is as many as the target has."""
-    intermediate: int | None = ranged(None, least=1)
+    intermediate: int | None = ranged(None, least=1, most=2**18)
     """Width of its feed-forward layers; null keeps the target's proportion."""
 
     def __post_init__(self) -> None:
@@ -45,11 +45,11 @@ class SpsConfig:
 class HfLengthConfig:
     """The heuristic of Hugging Face's assisted generation."""
 
-    start: int = ranged(5, least=1)
+    start: int = ranged(5, least=1, most=1000)
     """Draft tokens of a text's first round."""
-    up: int = ranged(2, least=0)
+    up: int = ranged(2, least=0, most=1000)
     """More of them after a round in which all were accepted."""
-    down: int = ranged(1, least=0)
+    down: int = ranged(1, least=0, most=1000)
     """Fewer after any other round; at least one is drafted."""
 
 

@@ -175,12 +175,10 @@ def finished_plan(
     budgets = [parse_budget(w, f"budgets[{i}]") for i, w in enumerate(config.budgets)]
     grid = [parse_budget(w, f"tuning.grid[{i}]") for i, w in enumerate(config.tuning.grid)]
     for key, values in (("budgets", config.budgets), ("temperatures", config.temperatures)):
-        if not values or len(set(map(str, values))) < len(values):
-            raise ConfigError(key, f"is {values}; give at least one, and each once")
-    if any(temperature < 0 for temperature in config.temperatures):
-        raise ConfigError("temperatures", f"is {config.temperatures}; none may be negative")
-    if config.tuning.prompts < 1 or not grid or any(b.word == BEST for b in grid):
-        raise ConfigError("tuning", "needs a prompt at least, and budgets of which none is best")
+        if not values:
+            raise ConfigError(key, "is empty; give at least one")
+    if not grid or any(budget.word == BEST for budget in grid):
+        raise ConfigError("tuning.grid", "needs budgets to choose from, of which none is best")
     if not heads:
         raise ConfigError("heads", "no head is left to be compared")
     return Plan(base, config, budgets, grid, heads, left_out or {}, given)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, fields
 from math import sqrt
 from pathlib import Path
 
-from falcon_lab.config.schema import PLAIN, Experiment, Node
+from falcon_lab.config.schema import PLAIN, Experiment, Node, any_path, any_temperature
 from falcon_lab.errors import ConfigError, did_you_mean
-from falcon_lab.fields import Name, named
+from falcon_lab.fields import Name, each_once, named, ranged
 from falcon_lab.report.tables import Table
 
 OWN, BEST = "own", "best"
@@ -98,15 +98,17 @@ SHARED = (
 class TuningConfig:
     """How ``best`` is found: the budget of the grid with the most tokens a second."""
 
-    prompts: int = 4
+    prompts: int = ranged(4, least=1, most=10**6)
     """Prompts of the validation set that every head answers with every budget of the grid."""
-    source: str = "validation"
+    source: str = any_path("validation")
     """The set, as ``evaluation.prompts.name``; none of its prompts may be measured on."""
-    grid: list[str] = field(
-        default_factory=lambda: [
-            *("own", "chain-2", "chain-4", "chain-6", "chain-8"),
-            *("tree-8", "tree-16", "tree-32", "tree-64"),
-        ]
+    grid: list[str] = each_once(
+        field(
+            default_factory=lambda: [
+                *("own", "chain-2", "chain-4", "chain-6", "chain-8"),
+                *("tree-8", "tree-16", "tree-32", "tree-64"),
+            ]
+        )
     )
     """Budgets to choose from."""
 
@@ -119,7 +121,7 @@ class PaperConfig:
     """The paper and its table."""
     budget: str = "best"
     """Budget that a row has which names a head alone."""
-    temperature: float = 0.0
+    temperature: float = any_temperature(0.0)
     published: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Metric (``speedup``, ``tau``, ``tau_draft``, or ``alpha`` in %) -> column of the table -> row
     -> figure. A row is a head, or ``HEAD BUDGET``."""
@@ -140,12 +142,12 @@ class ComparisonConfig:
     is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
     another head whose trained drafters this one uses, to decode with them otherwise. ``spend``
     says what else differs at a budget, for a head that the rule does not fit."""
-    only: list[str] = field(default_factory=list)
+    only: list[str] = each_once(field(default_factory=list))
     """Heads that are compared; empty: all."""
-    budgets: list[str] = field(default_factory=lambda: ["best"])
+    budgets: list[str] = each_once(field(default_factory=lambda: ["best"]))
     """``chain-D`` (D tokens in a row), ``tree-N`` (N nodes where the drafter is surest), ``own``
     (the head's tree) and ``best`` (of those in ``tuning.grid``, on validation prompts)."""
-    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    temperatures: list[float] = each_once(any_temperature([0.0]))
     tuning: TuningConfig = field(default_factory=TuningConfig)
     paper: PaperConfig | None = None
 
