@@ -56,6 +56,32 @@ def test_a_json_file_holds_overrides_with_their_types(tmp_path: Path) -> None:
     assert found == {"a.b": None, "c": "None", "d": [1, True]}
 
 
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["target.name=other"], {"name": "other"}),
+        (["target={name: other}"], {"name": "other"}),
+        (["target.name=mine"], {"name": "mine", "revision": "v2", "pretraining": {"steps": 7}}),
+        (
+            ["target.pretraining.steps=9", "target.name=other"],
+            {"name": "other", "pretraining": {"steps": 9}},
+        ),
+        (["target.name=other", "target.revision=v3"], {"name": "other", "revision": "v3"}),
+        (["target.dtype=float64"], {"name": "mine", "dtype": "float64"}),
+    ],
+)
+def test_a_target_of_another_name_drops_what_made_the_first(
+    given: list[str], left: dict[str, Any]
+) -> None:
+    tree: dict[str, Any] = {
+        "target": {"name": "mine", "revision": "v2", "pretraining": {"steps": 7}}
+    }
+    apply_overrides(tree, parse_overrides(given), {})
+    assert left.items() <= tree["target"].items()
+    if "dtype" not in left:
+        assert tree["target"] == left
+
+
 def test_a_part_of_a_yaml_is_taken_in_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "tuned.yaml"
     file.write_text('tree: {name: static, template: ["0", "00"]}\nseed: 3\n')

@@ -78,6 +78,19 @@ def test_what_the_user_says_wins(tmp_path: Path) -> None:
         decoding_experiment(folder, ["tree.dept=9"])
 
 
+def test_a_target_given_by_name_replaces_the_recipe_and_the_revision(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run" / "drafter", {"name": "mine"})
+    facts = {"target.name": "mine", "target.revision": "v2", "target.pretraining.steps": 7}
+    (folder.parent / "training.json").write_text(json.dumps(facts))
+    other = decoding_experiment(folder, ["target.name=gpt2"]).target
+    assert (other.name, other.revision, other.pretraining) == ("gpt2", None, None)
+    same = decoding_experiment(folder, ["target.name=mine"]).target
+    assert same.revision == "v2"
+    assert same.pretraining is not None
+    rows = bench_experiment(folder, ["chain"], ["target.name=gpt2"])
+    assert rows.target.pretraining is None
+
+
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
 def test_a_folder_without_a_description_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:

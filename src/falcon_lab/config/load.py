@@ -45,6 +45,7 @@ def load_experiment(
     path: str | Path | None,
     overrides: Sequence[str | Override] = (),
     *,
+    known: Sequence[str | Override] = (),
     components: Components | None = None,
     of_a_run: bool = False,
 ) -> Experiment:
@@ -53,6 +54,7 @@ def load_experiment(
     Args:
         path: the YAML; None: every default.
         overrides: ``key=value`` or ``--key=value``, or what was read from a file.
+        known: what is known besides, in the same form; it stands as if in the YAML.
         components: the registry; None loads what is installed.
         of_a_run: whether the YAML is the one that a run wrote down. That of a stranger's run is
             measured, not trusted: it cannot read the environment.
@@ -61,13 +63,15 @@ def load_experiment(
         ConfigError: one line with the file or override, the full key and the nearest known one.
     """
     components, own = components or load_components(), parse_overrides(overrides)
+    ours = parse_overrides(known)
     tree, lines = read_yaml(Path(path)) if path else ({}, {})
-    origin = Origin(str(path) if path else "the command line", own)
+    origin = Origin(str(path) if path else "the command line", [*ours, *own])
     if path:
         origin.add(Path(path), lines)
     try:
         if of_a_run:
             refuse_resolvers(tree, "")
+        apply_overrides(tree, ours, DEFAULT_NAMES)
         apply_overrides(tree, own, DEFAULT_NAMES)
         for key in OF_COMPARISONS:
             if tree.get(key):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import ConfigError
 from falcon_lab.fields import literal, parse_value, read_yaml
 from falcon_lab.stored import read_json
@@ -80,8 +81,10 @@ def apply_overrides(
 
     ``nodes`` maps the keys (in the experiment or in a row of ``evaluation.methods``) that hold
     components to the component that the experiment has without them. A changed name drops the
-    options that the node had: they were the old one's.
+    options that the node had: they were the old one's. So does a target's changed name with its
+    recipe and its revision.
     """
+    _replace_target(tree, overrides)
     for override in sorted(overrides, key=lambda o: not _names_a_component(o.key, nodes)):
         path = override.key.split(".")
         parent = _descend(tree, path[:-1], override.key)
@@ -94,6 +97,23 @@ def apply_overrides(
             _merge(before, value)
         else:
             parent[path[-1]] = value
+
+
+def _replace_target(tree: dict[str, Any], overrides: Sequence[Override]) -> None:
+    """Drop what made the target of the tree, where the overrides name another target."""
+    target = tree.get("target")
+    given: dict[str, Any] = {}
+    for override in overrides:
+        whole = override.value if override.key == "target" else None
+        parts = whole if isinstance(whole, dict) else {}
+        given |= {f"target.{name}": value for name, value in parts.items()}
+        given[override.key] = override.value
+    named = given.get("target.name")
+    if not isinstance(target, dict) or named in (None, target.get("name", TargetConfig.name)):
+        return
+    for made_by in ("pretraining", "revision"):
+        if not any(f"{key}.".startswith(f"target.{made_by}.") for key in given):
+            target.pop(made_by, None)
 
 
 def _of_file(part: Mapping[Any, Any], written: str) -> list[Override]:

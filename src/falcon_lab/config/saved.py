@@ -38,7 +38,7 @@ def decoding_experiment(drafter: Path | None, overrides: Sequence[str]) -> Exper
         FalconLabError: there is no drafter in the folder, or an override is wrong.
     """
     known = [] if drafter is None else target_overrides(drafter)
-    return load_experiment(None, [*known, *overrides])
+    return load_experiment(None, overrides, known=known)
 
 
 def bench_experiment(
@@ -238,4 +238,4 @@ def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
         f"{methods}.tree.tree.name": "static",
     }
     known = [*target_overrides(folder), *plain_overrides(fixed, path)]
-    return load_experiment(None, [*known, *overrides])
+    return load_experiment(None, overrides, known=known)

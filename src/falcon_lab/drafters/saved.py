@@ -94,7 +94,7 @@ def load_drafter(
         raise FalconLabError(
             f"{folder}: this drafter was trained for {trained_for['name']} with fingerprint "
             f"{trained_for['fingerprint']}; {target.name} has {target.fingerprint}. Load that "
-            "target, or force it (its drafts will rarely be accepted)"
+            "target, or distil a drafter for this one"
         )
     drafter = components.build("drafter", config["drafter"], BuildContext(host=target))
     _read_weights(folder / WEIGHTS, drafter)
