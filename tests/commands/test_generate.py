@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from falcon_lab.cli import main
 from falcon_lab.commands.decode import Stream, summary
-from falcon_lab.decoding.generation import Generation, Round
+from falcon_lab.decoding.generation import Generation, Round, Seconds
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.plugins.discovery import load_components
 from saved_models import save_untrained
@@ -91,7 +91,12 @@ def test_a_character_is_written_when_its_last_byte_is_there(
 def test_the_summary_counts_with_and_without_the_bonus_token() -> None:
     rounds = [Round(nodes=4, depth=4, passes=2, accepted=a, emitted=a + 1) for a in (1, 3)]
     line = summary(Generation([1] * 7, "length", rounds), seconds=2.0)
-    assert line == (
-        "[7 tokens, ended by length, 3.0 tokens/s, τ 3.00 with the bonus token, 2.00 without]"
-    )
-    assert summary(Generation([1], "eos"), 0.0) == "[1 tokens, ended by eos]"
+    assert line.endswith(", τ 3.00 with the bonus token, 2.00 without]")
+
+
+def test_the_speed_is_all_tokens_over_all_seconds_however_short_the_text() -> None:
+    rounds = [Round(nodes=0, depth=0, passes=0, accepted=0, emitted=1)]
+    seconds = Seconds(prefill=0.9, total=0.1)
+    line = summary(Generation([1, 2], "eos", rounds, seconds), seconds=1.0)
+    assert line == "[2 tokens in 1 s (0.9 s of prefill): 2.0 tokens/s, ended by eos]"
+    assert "1 tokens in 0.5 s" in summary(Generation([1], "eos", [], seconds), seconds=0.5)

@@ -107,6 +107,7 @@ def generate(
         raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
 
     from falcon_lab.measure.conversation import EncodedPrompt
+    from falcon_lab.timing import Stopwatch
 
     setup = load(experiment)
     target = setup.target
@@ -114,23 +115,23 @@ def generate(
     chat = bool(getattr(target.tokenizer, "chat_template", None))
     encoded = EncodedPrompt("prompt", "", (text,), target.tokenizer, chat, target.device)
     stream = Stream(setup.stop, color=wants_color(no_color))
-    generation = setup.answer(engine, encoded, on_round=stream.on_round)
+    with Stopwatch(target.device) as watch:
+        generation = setup.answer(engine, encoded, on_round=stream.on_round)
     stream.finish()
-    progress(summary(generation, generation.seconds.total - stream.seconds))
+    progress(summary(generation, watch.wall - stream.seconds))
     if not engine.lossless:
         progress("the acceptance rule is lossy: this is not the target's own text")
 
 
 def summary(generation: Generation, seconds: float) -> str:
-    """Return speed and τ in a line. The first token is the prompt's and is not timed."""
+    """Return speed and τ in a line: all tokens over all seconds, those of the prompt too."""
     tokens, rounds = len(generation.tokens), generation.rounds
-    line = f"[{tokens} tokens, ended by {generation.finish}"
-    if rounds:
-        emitted = sum(each.emitted for each in rounds)
-        line += f", {emitted / max(seconds, 1e-9):.1f} tokens/s"
-        if any(each.nodes for each in rounds):
-            accepted = sum(each.accepted for each in rounds) / len(rounds)
-            line += f", τ {emitted / len(rounds):.2f} with the bonus token, {accepted:.2f} without"
+    line = f"[{tokens} tokens in {seconds:.3g} s ({generation.seconds.prefill:.3g} s of prefill): "
+    line += f"{tokens / max(seconds, 1e-9):.1f} tokens/s, ended by {generation.finish}"
+    if any(each.nodes for each in rounds):
+        emitted = sum(each.emitted for each in rounds) / len(rounds)
+        accepted = sum(each.accepted for each in rounds) / len(rounds)
+        line += f", τ {emitted:.2f} with the bonus token, {accepted:.2f} without"
     return line + "]"
 
 
