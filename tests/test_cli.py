@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -285,6 +286,8 @@ def test_every_command_explains_itself() -> None:
     assert commands <= set(cli.main.commands)
     for name, command in cli.main.commands.items():
         assert command.help, name
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        assert [each.opts for each in options if not each.help] == []
         assert call(name, "--help").exit_code == 0
     assert call("--help").exit_code == 0
     assert call("--version").stdout == f"falcon-lab, version {falcon_lab.__version__}\n"
@@ -314,6 +317,26 @@ def test_what_an_empty_variable_leaves_is_refused_and_not_guessed(
 def test_an_override_may_be_empty_for_null(ran: list[Experiment]) -> None:
     assert call("run", "x.yaml", "wandb.entity=", "--wandb.group=").exit_code == 0
     assert [ran[0].wandb.entity, ran[0].wandb.group] == [None, None]
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "compare", "tune", "view-data"])
+def test_the_shell_completes_files_and_folders(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_FALCON_LAB_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"falcon-lab {command} exp")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    completed = CliRunner().invoke(cli.main, prog_name="falcon-lab")
+    assert completed.stdout == "file,exp\n"
+
+
+def test_a_prompt_that_is_no_text_is_named() -> None:
+    no_text = CliRunner().invoke(cli.main, ["generate"], input=b"def \xff")
+    assert no_text.exit_code == 2
+    assert no_text.stderr.startswith("falcon-lab: standard input: byte 5 ")
+    half = call("generate", "--prompt", "a\ud83d")
+    assert half.exit_code == 2
+    assert half.stderr.startswith("falcon-lab: --prompt: character 2 ")
 
 
 def test_only_the_first_process_of_a_distributed_run_speaks(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from falcon_lab.commands.signals import is_worker
 from falcon_lab.errors import FalconLabError
@@ -23,8 +24,16 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 COUNT = click.IntRange(1)
 
+
+def files(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete a word with files and folders, and an override with nothing."""
+    return [] if "=" in incomplete else [CompletionItem(incomplete, type="file")]
+
+
 overrides_argument = click.argument(
-    "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]..."
+    "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...", shell_complete=files
 )
 drafter_option = click.option(
     "--drafter", type=click.Path(path_type=Path), help="A saved drafter's folder."
@@ -41,17 +50,21 @@ SETTINGS = {
 """Option -> the key of a configuration that it sets, where it is checked."""
 
 _OPTIONS = {
-    "target": click.option("--target", help="A built-in target, a hub id or a folder."),
+    "target": click.option(
+        "--target", help="A built-in target, a hub id or a folder.", shell_complete=files
+    ),
     "tree": click.option("--tree", help="A tree builder's name; its options as tree.depth=6."),
     "temperature": click.option("--temperature", type=float, help="0 is greedy."),
-    "max_new_tokens": click.option("--max-new-tokens", type=int),
-    "seed": click.option("--seed", type=int),
+    "max_new_tokens": click.option("--max-new-tokens", type=int, help="Tokens to write at most."),
+    "seed": click.option("--seed", type=int, help="Of the prompts and of all that is drawn."),
 }
 
 
 def words_argument(metavar: str) -> Callable[[F], F]:
     """Take one thing and its overrides, which may stand before it too; see ``first_and_rest``."""
-    return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=metavar)
+    return click.argument(
+        "words", nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=files
+    )
 
 
 def settings(*names: str) -> Callable[[F], F]:

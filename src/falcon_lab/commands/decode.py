@@ -24,6 +24,7 @@ from falcon_lab.commands.arguments import (
 from falcon_lab.config.saved import decoding_experiment, names_a_drafter
 from falcon_lab.config.schema import Experiment, MethodConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import check_text
 
 if TYPE_CHECKING:
     from falcon_lab.decoding.engine import SpeculativeEngine
@@ -102,7 +103,7 @@ def generate(
     Other options are overrides of a configuration, such as tree.depth=6 or evaluation.top_p=0.9.
     """
     experiment = decoding_experiment(drafter, overrides_of(options, overrides))
-    text = prompt if prompt is not None else sys.stdin.read()
+    text = check_text(prompt, "--prompt") if prompt is not None else prompt_from_stdin()
     if not text.strip():
         raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
 
@@ -123,6 +124,24 @@ def generate(
         progress("the acceptance rule is lossy: this is not the target's own text")
 
 
+def prompt_from_stdin() -> str:
+    """Return all that stdin has, and say at a terminal that it is waited for.
+
+    Raises:
+        FalconLabError: it is no text.
+    """
+    if sys.stdin.isatty():
+        progress("reading the prompt from the terminal; end it with Ctrl-D")
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise FalconLabError(
+            f"standard input: byte {error.start + 1} of the prompt is no {error.encoding}; send "
+            "text as UTF-8"
+        ) from error
+    return check_text(text, "standard input")
+
+
 def summary(generation: Generation, seconds: float) -> str:
     """Return speed and τ in a line: all tokens over all seconds, those of the prompt too."""
     tokens, rounds = len(generation.tokens), generation.rounds
@@ -138,7 +157,7 @@ def summary(generation: Generation, seconds: float) -> str:
 @click.command(context_settings=OVERRIDABLE)
 @engine_settings
 @drafter_option
-@click.option("--prompts", type=COUNT, default=8, show_default=True)
+@click.option("--prompts", type=COUNT, default=8, show_default=True, help="To check on.")
 @click.option(
     "--samples", type=click.IntRange(20), default=200, show_default=True, help="For each prompt."
 )

@@ -52,8 +52,14 @@ def options_of(options: Mapping[str, Any]) -> str | None:
 
 @click.command("new-plugin")
 @click.argument("name")
-@click.option("--kind", type=click.Choice(list(KINDS)), default="drafter", show_default=True)
-@click.option("--into", type=FOLDER, default=Path(), help="Folder.")
+@click.option(
+    "--kind",
+    type=click.Choice(list(KINDS)),
+    default="drafter",
+    show_default=True,
+    help="What the component is.",
+)
+@click.option("--into", type=FOLDER, default=Path(), help="The folder that gets its folder.")
 def new_plugin(name: str, kind: str, into: Path) -> None:
     """Write a distribution with a component that works, to begin your own from.
 

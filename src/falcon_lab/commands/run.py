@@ -109,7 +109,7 @@ def carry_out(plan: Plan, *, dry_run: bool) -> None:
 
 @click.command("view-data", context_settings=OVERRIDABLE)
 @words_argument("EXPERIMENT.yaml|CORPUS [KEY=VALUE]...")
-@click.option("--samples", type=COUNT, default=1, show_default=True)
+@click.option("--samples", type=COUNT, default=1, show_default=True, help="Documents to show.")
 @no_color_option(help="Mark the loss with [[ ]] in place of colour.")
 def view_data(words: Sequence[str], samples: int, no_color: bool) -> None:
     """Show samples of an experiment's data or of a corpus, tokens in the loss coloured."""
