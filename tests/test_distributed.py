@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from falcon_lab.pretraining import target as builtin
+from falcon_lab.config.schema import PretrainingConfig
+from falcon_lab.pretraining.target import ensure_pretrained
 from falcon_lab.report.history import read_history
 from running import SMOKE, products, run_apart, smoke
 
@@ -60,8 +61,7 @@ def test_another_process_of_a_machine_waits_for_the_target_and_trains_none(
         (tmp_path / "target" / "quality.json").write_text("{}")
 
     monkeypatch.setattr("time.sleep", first_process_finishes)
-    recipe = builtin.built_in_recipe("tiny-code")
-    builtin.ensure_pretrained("tiny-code", recipe, tmp_path / "target", never, never)
+    ensure_pretrained("small", PretrainingConfig(), tmp_path / "target", never, never)
     assert len(waits) == 1
 
 

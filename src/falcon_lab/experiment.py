@@ -42,8 +42,8 @@ def target(current: Run, *, wanted: bool) -> None:
     from falcon_lab.pretraining.target import ensure_target, stored_quality
 
     config = current.experiment.target
-    current.target = ensure_target(config, current.announce)
-    current.quality = stored_quality(config)
+    current.target = ensure_target(config, current.announce, current.components)
+    current.quality = stored_quality(config, current.components)
     if wanted:
         size = sum(weight.numel() for weight in current.target.model.parameters()) / 1e6
         known = f"{size:.1f} M parameters, fingerprint {current.target.fingerprint}"

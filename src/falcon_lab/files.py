@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -283,6 +285,70 @@ def locked(path: Path, *, busy: str | None) -> Iterator[None]:
         lock.release()
 
 
+# --- the cache ----------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Return ``$FALCON_LAB_CACHE``, ``$XDG_CACHE_HOME/falcon-lab`` or ``~/.cache/falcon-lab``."""
+    if chosen := os.environ.get("FALCON_LAB_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "falcon-lab"
+
+
+def cached(kind: str, name: str, fingerprint: str) -> Path:
+    """Return the place in the cache of what ``name`` and ``fingerprint`` stand for.
+
+    Args:
+        kind: the folder in the cache.
+        name: of any characters and length.
+        fingerprint: tells it from others of that name.
+    """
+    label = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:LONGEST_LABEL]
+    return cache_folder() / kind / f"{label}-{fingerprint}"
+
+
+LONGEST_LABEL = 80
+"""Characters of a name that are kept in the cache."""
+
+
+def make_once(
+    folder: Path, make: Callable[[Path], object], *, is_finished: Callable[[Path], bool]
+) -> None:
+    """Make a folder under another name and rename it, unless it is there.
+
+    Two processes never both make it. In a distributed training the first process of each machine
+    does, and the others wait.
+
+    Args:
+        folder: what is made.
+        make: is called with the other name; what a killed attempt left there is there still.
+        is_finished: tells whether a folder is whole; one that is not is handed to ``make``.
+
+    Raises:
+        FalconLabError: what the system says about the folder.
+    """
+    while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails
+        time.sleep(0.2)
+    if is_finished(folder):
+        return
+    make_folder(folder.parent)
+    with locked(folder.with_name(f"{folder.name}.lock"), busy=None), about(folder):
+        if is_finished(folder):
+            return
+        partial = folder.with_name(folder.name + ".partial")
+        if folder.exists():  # damaged since: what is whole in it is kept
+            shutil.rmtree(partial, ignore_errors=True)
+            folder.rename(partial)
+        make(partial)
+        partial.rename(folder)
+
+
+def is_worker() -> bool:
+    """Return whether another process of this machine leads."""
+    return os.environ.get("LOCAL_RANK", "0") != "0"
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
@@ -306,11 +372,3 @@ def _cut_off(file: Any) -> bool:
         return False
     file.seek(-1, 2)
     return bool(file.read(1) != b"\n")
-
-
-def cache_folder() -> Path:
-    """Return ``$FALCON_LAB_CACHE``, ``$XDG_CACHE_HOME/falcon-lab`` or ``~/.cache/falcon-lab``."""
-    if chosen := os.environ.get("FALCON_LAB_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "falcon-lab"

@@ -8,6 +8,7 @@ from falcon_lab.plugins.hooks import PROJECT, Register
 
 HOOKS = {"register_components"}
 KINDS = {
+    "target",
     "drafter",
     "schedule",
     "tree_builder",

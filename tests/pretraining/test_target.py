@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from falcon_lab.config.schema import Gate, PretrainingConfig, TargetConfig
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import TargetContext
+from falcon_lab.plugins.hooks import Component
+from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.target import (
-    built_in_recipe,
     ensure_pretrained,
+    ensure_target,
     recipe_fingerprint,
-    recipe_of,
+    source_of,
     stored_quality,
     target_folder,
 )
+from tiny_models import save_tiny
 
 RECIPE = PretrainingConfig(steps=3)
 
@@ -38,10 +43,54 @@ class Maker:
         (folder / "quality.json").write_text('{"passed": true}')
 
 
-def test_the_built_in_target_has_a_recipe_and_others_have_their_own_or_none() -> None:
-    assert recipe_of(TargetConfig()) == built_in_recipe("tiny-code")
-    assert recipe_of(TargetConfig(name="org/model")) is None
-    assert recipe_of(TargetConfig(name="tiny-code", pretraining=RECIPE)) is RECIPE
+def registry(*builders: Any) -> Components:
+    return Components(
+        Component("target", f"mine{number}", build, None, "theirs", "1")
+        for number, build in enumerate(builders)
+    )
+
+
+def test_a_registered_name_leads_to_its_source_and_any_other_to_itself(tmp_path: Path) -> None:
+    known = registry(
+        lambda config, context: RECIPE,
+        lambda config, context: tmp_path / "model.gguf",
+        lambda config, context: "org/model",
+    )
+    sources = [source_of(TargetConfig(name=f"mine{n}"), components=known) for n in range(3)]
+    assert sources == [RECIPE, str(tmp_path / "model.gguf"), "org/model"]
+    assert source_of(TargetConfig(name="theirs/mine2"), components=known) == "org/model"
+    assert source_of(TargetConfig(name="org/other"), components=known) == "org/other"
+
+
+def test_the_default_target_is_registered_and_a_recipe_goes_before_any_name() -> None:
+    shipped = source_of(TargetConfig())
+    assert isinstance(shipped, PretrainingConfig)
+    assert (shipped.corpus, shipped.model.layers) == ("generated", 16)
+    assert source_of(TargetConfig(pretraining=RECIPE)) is RECIPE
+
+
+def test_a_builder_may_announce_and_what_is_no_source_is_refused() -> None:
+    said: list[str] = []
+
+    def download(config: None, context: TargetContext) -> str:
+        context.announce("one moment")
+        return "org/model"
+
+    known = registry(download, lambda config, context: 3)
+    assert source_of(TargetConfig(name="mine0"), said.append, known) == "org/model"
+    assert said == ["one moment"]
+    with pytest.raises(FalconLabError, match=r"mine1 is a int; .*theirs 1"):
+        source_of(TargetConfig(name="mine1"), components=known)
+
+
+def test_a_registered_folder_is_loaded_under_the_registered_name(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path)
+    known = registry(lambda config, context: folder)
+    config = TargetConfig(name="mine0", device="cpu")
+    target = ensure_target(config, silent, known)
+    assert target.name == "mine0"
+    assert target.fingerprint == ensure_target(replace(config, name=str(folder))).fingerprint
+    assert stored_quality(config, known) is None
 
 
 def test_a_fingerprint_changes_with_what_changes_the_weights_alone(tmp_path: Path) -> None:

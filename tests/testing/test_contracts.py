@@ -16,6 +16,7 @@ from falcon_lab.testing.targets import tiny_target
 from falcon_lab.testing.tested import ComponentUnderTest
 
 CHECKS: dict[str, Callable[..., None]] = {
+    "target": testing.check_target,
     "drafter": testing.check_drafter,
     "schedule": testing.check_schedule,
     "tree_builder": testing.check_tree_builder,

@@ -51,7 +51,9 @@ SETTINGS = {
 
 _OPTIONS = {
     "target": click.option(
-        "--target", help="A built-in target, a hub id or a folder.", shell_complete=files
+        "--target",
+        help="A target by name, a hub id, a folder or a GGUF file.",
+        shell_complete=files,
     ),
     "tree": click.option("--tree", help="A tree builder's name; its options as tree.depth=6."),
     "temperature": click.option("--temperature", type=float, help="0 is greedy."),

@@ -127,7 +127,8 @@ class TargetConfig:
     """The frozen target LLM."""
 
     name: str = any_path("tiny-code")
-    """A built-in target, a hub id, or a folder; a label when ``pretraining`` is given."""
+    """A registered target (``falcon-lab plugins``), a hub id, a folder or a GGUF file; a label when
+    ``pretraining`` is given."""
     revision: str | None = filled(None, "name a commit, tag or branch, or write null")
     """Commit, tag or branch on the hub."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16", "float16", "float64"))

@@ -38,6 +38,7 @@ from falcon_lab.interfaces.drafting import (
     PassCompiler,
     Recorder,
     Run,
+    TargetContext,
     TrainableDrafter,
     is_trainable,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "RoundContext",
     "RoundOutcome",
     "Run",
+    "TargetContext",
     "TrainableDrafter",
     "TreeBuilder",
     "is_trainable",

@@ -370,3 +370,16 @@ class BuildContext:
     def reach(self, depth: int) -> int:
         """Return ``depth``, or ``deepest`` where that is less."""
         return depth if self.deepest is None else min(depth, self.deepest)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetContext:
+    """Handed to a target's builder beside its configuration.
+
+    Attributes:
+        announce: is called with one line for the user at a time.
+        components: as in ``BuildContext``.
+    """
+
+    announce: Announce
+    components: ComponentBuilder | None = None

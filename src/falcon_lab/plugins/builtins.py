@@ -186,6 +186,7 @@ class ConfidenceConfig(FixedConfig):
 @hookimpl
 def register_components(register: Register) -> None:
     """Register everything that ships with falcon-lab."""
+    register.target("tiny-code", "falcon_lab.pretraining.target:tiny_code")
     register.drafter("falcon", "falcon_lab.drafters.falcon:FalconDrafter", config=FalconConfig)
     register.schedule("csgd", "falcon_lab.glancing:Csgd", config=CsgdConfig)
     register.schedule("random", "falcon_lab.glancing:RandomGlancing", config=RandomConfig)

@@ -36,7 +36,7 @@ def completed(component: Component, made: Any) -> Any:
     what = f"{component.kind} {component.full_name}"
     base = BASES.get(component.kind)
     if base is None:
-        if not isinstance(made, Mapping | Sequence):
+        if component.kind == "template" and not isinstance(made, Mapping | Sequence):
             found = type(made).__name__
             raise FalconLabError(
                 f"{what} is a {found}; its builder must return a mapping from node to child count, "

@@ -32,10 +32,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 Builder = Callable[..., Any] | str
 """``build(config, context: BuildContext)``, or ``"package.module:name"`` of it, imported when the
-component is first built (so that listing plug-ins imports no torch)."""
+component is first built (so that listing plug-ins imports no torch). A target's context is a
+``TargetContext``."""
 
 
 KINDS = (
+    "target",
     "drafter",
     "schedule",
     "tree_builder",
@@ -99,6 +101,15 @@ class Register:
     def __init__(self, distribution: str, version: str, entry_point: str = "") -> None:
         self.components: list[Component] = []
         self._origin = distribution, version, entry_point
+
+    def target(self, name: str, build: Builder, *, config: type | None = None) -> None:
+        """Add a target that ``target.name`` can be given by name.
+
+        Built, with a ``TargetContext``, it is where the model comes from: the ``Path`` of a GGUF
+        file or of a Hugging Face folder, a hub id, or the recipe (``PretrainingConfig``) by which
+        it is trained once.
+        """
+        self._add("target", name, build, config)
 
     def drafter(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add a ``Drafter``."""

@@ -16,7 +16,7 @@ from falcon_lab.plugins.foreign import PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
-    from falcon_lab.interfaces import BuildContext
+    from falcon_lab.interfaces import BuildContext, TargetContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,9 @@ class Components:
                 refuse_unusable(component.config, key)
             return _defaults(component)
 
-    def build(self, kind: str, node: Mapping[str, Any], context: BuildContext) -> Any:
+    def build(
+        self, kind: str, node: Mapping[str, Any], context: BuildContext | TargetContext
+    ) -> Any:
         """Build the component that a YAML node describes.
 
         Raises:

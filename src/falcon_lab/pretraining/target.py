@@ -1,7 +1,8 @@
-"""Targets by name: built in, pre-trained by a recipe, or loaded from the hub or a folder.
+"""Targets by name: registered ones, those of the hub, folders and files.
 
-A pre-trained target is made once and kept in the cache under the fingerprint of its recipe. Its
-making can be killed at any moment: the same call resumes where it stopped.
+A registered target is a source, which a plug-in or this package gives: a path, a hub id, or a
+recipe by which the target is trained once and kept in the cache under the fingerprint of the
+recipe. Its making can be killed at any moment: the same call resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -10,42 +11,70 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import shutil
-import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
+from falcon_lab.errors import FalconLabError
 from falcon_lab.fields import read_yaml, resolve
-from falcon_lab.files import about, cache_folder, locked, make_folder
+from falcon_lab.files import cached, make_folder, make_once
+from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.quality import read_figures
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from falcon_lab.interfaces import TargetContext
 
-BUILT_IN = ("tiny-code",)
+log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
 """Called with one line for the user."""
 Make = Callable[[str, PretrainingConfig, Path, Announce], None]
 """Makes the target of a recipe in a folder."""
+Source = PretrainingConfig | str
+"""Where a target comes from: a recipe, or what ``load_target`` takes as its name."""
 
 
-def built_in_recipe(name: str) -> PretrainingConfig:
-    """Read the recipe that ships with the package."""
-    shipped = resources.files("falcon_lab.pretraining").joinpath(f"recipes/{name}.yaml")
+def tiny_code(config: None, context: TargetContext) -> PretrainingConfig:
+    """Return the recipe of ``tiny-code``, which ships with the package."""
+    shipped = resources.files("falcon_lab.pretraining").joinpath("recipes/tiny-code.yaml")
     with resources.as_file(shipped) as path:
         tree, _ = read_yaml(path)
     return resolve(PretrainingConfig, tree)
 
 
-def recipe_of(config: TargetConfig) -> PretrainingConfig | None:
-    """Return the recipe that a target is pre-trained by, or None for one that is loaded."""
+def source_of(
+    config: TargetConfig, announce: Announce = log.info, components: Components | None = None
+) -> Source:
+    """Return where a target comes from.
+
+    Args:
+        config: of the target; its own recipe goes before any name.
+        announce: is called with one line for the user.
+        components: the registry; None loads what is installed.
+
+    Raises:
+        FalconLabError: a registered target gives no source, or refuses to.
+    """
     if config.pretraining is not None:
         return config.pretraining
-    return built_in_recipe(config.name) if config.name in BUILT_IN else None
+    known = components or load_components()
+    if not known.knows("target", config.name):
+        return config.name
+    from falcon_lab.interfaces import TargetContext
+
+    source = known.build("target", {"name": config.name}, TargetContext(announce))
+    if isinstance(source, PretrainingConfig):
+        return source
+    if not isinstance(source, str | Path):
+        raise FalconLabError(
+            f"target {config.name} is a {type(source).__name__}; its builder must return a path, a "
+            f"hub id or a PretrainingConfig ({known.find('target', config.name).owner})"
+        )
+    return str(source)
 
 
 def recipe_fingerprint(recipe: PretrainingConfig) -> str:
@@ -61,24 +90,32 @@ def recipe_fingerprint(recipe: PretrainingConfig) -> str:
 
 def target_folder(name: str, recipe: PretrainingConfig) -> Path:
     """Return the folder of the finished target of a recipe."""
-    label = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-    return cache_folder() / "targets" / f"{label}-{recipe_fingerprint(recipe)}"
+    return cached("targets", name, recipe_fingerprint(recipe))
 
 
-def ensure_target(config: TargetConfig, announce: Announce = log.info) -> Any:
+def ensure_target(
+    config: TargetConfig, announce: Announce = log.info, components: Components | None = None
+) -> Any:
     """Load the target of a configuration; train it first if need be.
+
+    Args:
+        config: of the target.
+        announce: is called with one line for the user.
+        components: the registry; None loads what is installed.
 
     Raises:
         FalconLabError: when it cannot be loaded, with the reason.
     """
     from falcon_lab.model.loading import load_target
 
-    recipe = recipe_of(config)
-    if recipe is None:
+    source = source_of(config, announce, components)
+    if source == config.name:
         return load_target(config, announce)
-    folder = target_folder(config.name, recipe)
-    ensure_pretrained(config.name, recipe, folder, announce)
-    loaded = dataclasses.replace(config, name=str(folder), pretraining=None)
+    if isinstance(source, PretrainingConfig):
+        folder = target_folder(config.name, source)
+        ensure_pretrained(config.name, source, folder, announce)
+        source = str(folder)
+    loaded = dataclasses.replace(config, name=source, pretraining=None)
     target = load_target(loaded, announce)
     target.name = config.name
     return target
@@ -91,9 +128,7 @@ def ensure_pretrained(
     announce: Announce,
     make: Make | None = None,
 ) -> None:
-    """Train the target unless ``folder`` has it already. Two processes never both train it.
-
-    In a distributed training the first process of each machine does, and the others wait.
+    """Train the target unless ``folder`` has it already, as ``make_once`` does.
 
     Args:
         name: of the target, for messages.
@@ -102,32 +137,18 @@ def ensure_pretrained(
         announce: is called with one line for the user.
         make: makes the target; None: ``train_target``.
     """
-    while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails
-        time.sleep(0.2)
-    if is_finished(folder):
-        return
-    make_folder(folder.parent)
-    with locked(folder.with_name(f"{folder.name}.lock"), busy=None), about(folder):
-        if is_finished(folder):
-            return
-        partial = folder.with_name(folder.name + ".partial")
-        if folder.exists():  # damaged since: what is whole in it is kept
-            shutil.rmtree(partial, ignore_errors=True)
-            folder.rename(partial)
+
+    def train(partial: Path) -> None:
         announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
         (make or train_target)(name, recipe, partial, announce)
         shutil.rmtree(partial / "checkpoints", ignore_errors=True)
-        partial.rename(folder)
+
+    make_once(folder, train, is_finished=is_finished)
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether the folder has a target with its judgement, which is written last."""
     return read_figures(folder / "quality.json") is not None
-
-
-def is_worker() -> bool:
-    """Return whether another process of this machine leads."""
-    return os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
@@ -141,9 +162,11 @@ def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: A
     announce(f"target {name}: {quality.sentence}")
 
 
-def stored_quality(config: TargetConfig) -> dict[str, Any] | None:
+def stored_quality(
+    config: TargetConfig, components: Components | None = None
+) -> dict[str, Any] | None:
     """Return ``quality.json`` of a pre-trained target, or None for one loaded from elsewhere."""
-    recipe = recipe_of(config)
-    if recipe is None:
+    source = source_of(config, components=components)
+    if not isinstance(source, PretrainingConfig):
         return None
-    return read_figures(target_folder(config.name, recipe) / "quality.json")
+    return read_figures(target_folder(config.name, source) / "quality.json")

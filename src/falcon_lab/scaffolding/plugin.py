@@ -63,6 +63,7 @@ KINDS: dict[str, Kind] = {
     "objective": Kind(
         "objective", "check_objective", "A distillation objective", "objective: {name: $name}"
     ),
+    "target": Kind("target", "check_target", "A target", "target: {name: $name}"),
 }
 
 

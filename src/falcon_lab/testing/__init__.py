@@ -6,7 +6,7 @@
         check_drafter({"name": "my-head", "hidden": 16})
 
 Every check is given a YAML node, whose plug-in must be installed, or a function that builds the
-component from a ``BuildContext``. It makes tiny targets in memory, needs neither a test runner nor
+component from its context. It makes tiny targets in memory, needs neither a test runner nor
 a network nor a GPU, and is seeded. What does not hold is a ``ContractError``, which is an
 ``AssertionError``: it says what was expected, what was found, and what to do.
 
@@ -35,6 +35,7 @@ from falcon_lab.testing.distributions import check_distribution, components_of
 from falcon_lab.testing.drafters import check_drafter
 from falcon_lab.testing.objectives import check_objective
 from falcon_lab.testing.schedules import check_schedule
+from falcon_lab.testing.sources import check_target
 from falcon_lab.testing.targets import packed, tiny_target, training_inputs
 from falcon_lab.testing.tested import ContractError
 from falcon_lab.testing.tree_builders import check_tree_builder
@@ -50,6 +51,7 @@ __all__ = [
     "check_drafter",
     "check_objective",
     "check_schedule",
+    "check_target",
     "check_tree_builder",
     "components_of",
     "distil",

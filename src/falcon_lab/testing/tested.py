@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext
+from falcon_lab.interfaces import BuildContext, TargetContext
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.hooks import Component
 from falcon_lab.plugins.registry import Components
 
-Recipe = Mapping[str, Any] | Callable[[BuildContext], Any]
-"""A YAML node ``{name: …}`` of a registered component, or what builds one."""
+Recipe = Mapping[str, Any] | Callable[[Any], Any]
+"""A YAML node ``{name: …}`` of a registered component, or what builds one from a ``BuildContext``
+(a target from a ``TargetContext``)."""
 
 
 class ContractError(FalconLabError, AssertionError):
@@ -50,7 +51,7 @@ class ComponentUnderTest:
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
 
-    def build(self, context: BuildContext) -> Any:
+    def build(self, context: BuildContext | TargetContext) -> Any:
         """Build the component, with the same random weights every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -63,13 +64,15 @@ class ComponentUnderTest:
             return self.components, dict(self.recipe)
         recipe = self.recipe
 
-        def build(config: None, context: BuildContext) -> Any:
+        def build(config: None, context: BuildContext | TargetContext) -> Any:
             return self._from_recipe(recipe, context)  # with other random weights each time
 
         component = Component(self.kind, "tested", build, None, "falcon-lab", "0")
         return Components([component]), {"name": "tested"}
 
-    def _from_recipe(self, recipe: Callable[[BuildContext], Any], context: BuildContext) -> Any:
+    def _from_recipe(
+        self, recipe: Callable[[Any], Any], context: BuildContext | TargetContext
+    ) -> Any:
         return recipe(replace(context, components=self.components))
 
     def expect(self, holds: object, what: str, *, expected: Any, found: Any, fix: str) -> None:
