@@ -72,6 +72,50 @@ def test_a_checkpoint_holds_a_folder_to_its_settings_too(tmp_path: Path) -> None
         enter(tmp_path, "seed=1")
 
 
+def test_without_the_settings_of_its_training_a_folder_is_held_to_its_experiment(
+    tmp_path: Path,
+) -> None:
+    enter(tmp_path)
+    finish_training(tmp_path)
+    (tmp_path / "training.json").unlink()
+    with pytest.raises(FalconLabError, match="seed=0, not 5"):
+        enter(tmp_path, "seed=5")
+    enter(tmp_path)
+    (tmp_path / "training.json").unlink()
+    (tmp_path / "experiment.yaml").unlink()
+    with pytest.raises(FalconLabError, match=r"neither training\.json nor experiment\.yaml"):
+        enter(tmp_path)
+
+
+def test_damaged_settings_of_a_training_are_named(tmp_path: Path) -> None:
+    enter(tmp_path)
+    finish_training(tmp_path)
+    for content in ("", "null", "[1]", "[" * 100_000):
+        (tmp_path / "training.json").write_text(content)
+        with pytest.raises(FalconLabError, match=r"training\.json: no settings of a training"):
+            enter(tmp_path)
+
+
+def test_an_experiment_that_no_run_wrote_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("name: mine  # with a remark\n")
+    with pytest.raises(FalconLabError, match=r"experiment\.yaml: would be replaced"):
+        enter(tmp_path)
+    assert path.read_text() == "name: mine  # with a remark\n"
+    enter(tmp_path, "stages=[evaluate]")
+    assert path.read_text() == "name: mine  # with a remark\n"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "drafter", "answers"])
+def test_a_file_in_place_of_a_folder_is_named_before_anything_is_done(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FalconLabError, match=rf"{name}: .*a file stands where a folder"):
+        enter(tmp_path)
+    assert [each.name for each in tmp_path.iterdir() if each.name != ".lock"] == [name]
+
+
 @pytest.mark.parametrize(
     "harmless",
     [

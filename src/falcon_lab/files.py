@@ -244,22 +244,30 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record).encode() + b"\n")
 
 
-def keep_former(path: Path) -> Path | None:
+def keep_former(path: Path, *beside: Path) -> Path | None:
     """Rename a file or folder that is there to ``results.1.json``, or the next number that is free.
 
+    Args:
+        path: the file or folder.
+        beside: what belongs to it and gets the same number. It is renamed before it, so that after
+            a kill the same call keeps the rest.
+
     Returns:
-        The new name; None where nothing was there.
+        The new name of ``path``; None where nothing was there.
 
     Raises:
-        FalconLabError: it cannot be renamed.
+        FalconLabError: one cannot be renamed.
     """
-    if not os.path.lexists(path):
-        return None
-    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
-    former = next(name for name in names if not os.path.lexists(name))
+
+    def numbered(each: Path, number: int) -> Path:
+        return each.with_name(f"{each.stem}.{number}{each.suffix}")
+
+    there = [each for each in (*beside, path) if os.path.lexists(each)]
+    free = next(n for n in count(1) if not any(os.path.lexists(numbered(p, n)) for p in there))
     with about(path):
-        path.rename(former)
-    return former
+        for each in there:
+            each.rename(numbered(each, free))
+    return numbered(path, free) if path in there else None
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.load import dump, to_plain
-from falcon_lab.config.saved import CONFIGURATION
+from falcon_lab.config.saved import CONFIGURATION, FACTS, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import locked, make_folder, write_atomically
+from falcon_lab.files import check_place, locked, make_folder, write_atomically
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
+from falcon_lab.stored import read_bounded
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
@@ -152,15 +153,69 @@ class Run:
         return (self.drafter_folder / "config.json").exists()
 
     def claim(self) -> None:
-        """Write the configuration down, or see that it is the one written down before."""
-        path = self.folder / "training.json"
-        now = training_facts(self.experiment)
-        started = self.training_done or any(self.checkpoint_folder.glob("*.ckpt"))
-        if path.exists() and started:
-            refuse_changes(json.loads(path.read_text("utf-8")), now, self.folder)
+        """Write the configuration down, or see that it is the one written down before.
+
+        Raises:
+            FalconLabError: what was trained here had other settings, nothing says which, or a file
+                of somebody else's would be replaced.
+        """
+        path, now, trains = self.folder / FACTS, self.facts, "distil" in self.experiment.stages
+        for name, folder in PRODUCTS.items():
+            check_place(self.folder / name, folder=folder)
+        if trains:
+            from falcon_lab.drafters.saved import finish_exchange
+
+            finish_exchange(self.drafter_folder)
+        if self.training_done or any(self.checkpoint_folder.glob("*.ckpt")):
+            refuse_changes(self.facts_before(), now, self.folder)
+        elif trains and not path.exists():
+            self.refuse_to_replace_a_configuration()
         write_atomically(path, json.dumps(now, indent=2, sort_keys=True))
-        if "distil" in self.experiment.stages:
+        if trains:
             write_atomically(self.folder / CONFIGURATION, dump(self.experiment))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the drafter of this run."""
+        return training_facts(self.experiment)
+
+    def facts_before(self) -> dict[str, Any]:
+        """Return what decided the drafter, or the checkpoints, that are there.
+
+        Raises:
+            FalconLabError: nothing says it, or what does is damaged.
+        """
+        if (self.folder / FACTS).exists():
+            return read_facts(self.folder / FACTS)
+        if (self.folder / CONFIGURATION).exists():
+            return training_facts(run_experiment(self.folder, [], components=self.components))
+        raise FalconLabError(
+            f"{self.folder}: holds a drafter or checkpoints, and neither {FACTS} nor "
+            f"{CONFIGURATION}, which say what they were trained with; choose another folder with "
+            "out=FOLDER (falcon-lab evaluate measures the drafter of a folder as it is)"
+        )
+
+    def refuse_to_replace_a_configuration(self) -> None:
+        """Raise when the folder's experiment is not one that a run wrote there."""
+        path = self.folder / CONFIGURATION
+        if path.exists() and read_bounded(path).decode(errors="replace") != dump(self.experiment):
+            raise FalconLabError(
+                f"{path}: would be replaced by the resolved experiment, and no run wrote it (there "
+                f"is no {FACTS} beside it); choose another folder with out=FOLDER"
+            )
+
+
+PRODUCTS = {
+    FACTS: False,
+    CONFIGURATION: False,
+    "history.jsonl": False,
+    "results.json": False,
+    "report.html": False,
+    "checkpoints": True,
+    "drafter": True,
+    "answers": True,
+}
+"""What a run writes into its folder -> whether that is a folder."""
 
 
 def training_facts(experiment: Experiment) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_texts_that_are_too_short_are_said_so(models: Path) -> None:
     ("arguments", "message"),
     [
         ([], "name a saved drafter's folder; --help shows how"),
-        (["nowhere"], "nowhere/config.json: no saved drafter's description"),
+        (["nowhere"], "nowhere: no saved drafter here (config.json is missing)"),
         (["DRAFTER", "--tree=chian"], "override 'tree.name=chian': tree.name: no"),
         (["DRAFTER", "--tree=gone.yaml"], "gone.yaml: no such file"),
         (["DRAFTER", "--tree=static,template=[0]", PROMPTS], "tree node 0 is not understood"),

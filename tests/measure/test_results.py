@@ -13,7 +13,14 @@ import pytest
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.measurement import Measurement
-from falcon_lab.measure.results import build_results, load_results, records_of, write_results
+from falcon_lab.measure.results import (
+    build_results,
+    load_results,
+    records_of,
+    refuse_foreign,
+    replace_results,
+    write_results,
+)
 from falcon_lab.report.report import write_report
 from measuring import EXPERIMENT, HEADER, HISTORY, TARGET, TREE, measurement
 
@@ -58,7 +65,7 @@ def test_a_report_can_be_made_from_the_file_alone(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     path = write_results(tmp_path / "results.json", build())
     path.write_text(path.read_text()[:-100])
-    with pytest.raises(FalconLabError, match=rf"{re.escape(str(path))}: not whole JSON"):
+    with pytest.raises(FalconLabError, match=rf"{re.escape(str(path))}: .*not whole JSON"):
         load_results(path)
 
 
@@ -67,7 +74,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     [
         ("[]", "no results of an evaluation"),
         ('{"a": 1}', "no results of an evaluation"),
-        ('{"rows": [], "methods": {}, "schema": 99}', "schema 99"),
+        ('{"rows": [], "methods": {}, "schema": 99}', "the field is required"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, content: str, said: str) -> None:
@@ -122,3 +129,51 @@ def keys(value: Any, prefix: str = "") -> Iterator[str]:
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         for inner in value:
             yield from keys(inner, f"{prefix}[]")
+
+
+def test_results_of_other_settings_are_kept_with_what_was_made_of_them(tmp_path: Path) -> None:
+    path, page, said = tmp_path / "results.json", tmp_path / "report.html", list[str]()
+
+    def replace(built: Any) -> None:
+        replace_results(path, built, [page], announce=said.append)
+        page.write_text(json.dumps(built["experiment"]))
+
+    first, other = build(), build()
+    other["experiment"] = first["experiment"] | {"evaluation": {"max_new_tokens": 1}}
+    replace(first)
+    replace(first)
+    assert said == []
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["report.html", path.name]
+    replace(other)
+    assert len(said) == 1
+    assert str(tmp_path / "results.1.json") in said[0]
+    assert load_results(tmp_path / "results.1.json")["experiment"] == first["experiment"]
+    assert load_results(path)["experiment"] == other["experiment"]
+    assert json.loads((tmp_path / "report.1.html").read_text()) == first["experiment"]
+
+
+def test_a_file_that_holds_no_results_is_not_replaced(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "results.json", build())
+    refuse_foreign(path)
+    refuse_foreign(tmp_path / "none.json")
+    path.write_text('{"mine": 1}')
+    with pytest.raises(FalconLabError, match=r"results\.json: no results of falcon-lab"):
+        refuse_foreign(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"headline": "gone"}, "no method 'gone'"),
+        ({"rows": []}, "one row for every prompt"),
+        ({"methods": {}}, "there is no method"),
+        ({"hardware": None}, "hardware: must be an object"),
+        ({"trees": [{"tokens": [1], "parents": [4], "texts": ["a"], "accepted": [0]}]}, "a parent"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = write_results(tmp_path / "results.json", build() | change)
+    with pytest.raises(FalconLabError, match=rf"results\.json: no results .*{said}"):
+        load_results(path)

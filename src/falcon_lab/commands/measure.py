@@ -75,11 +75,16 @@ def bench(
             "--profile"
         )
 
-    from falcon_lab.measure.results import write_results
+    from falcon_lab.measure.results import refuse_foreign, replace_results
     from falcon_lab.studies.bench.batches import bench_batches
     from falcon_lab.studies.bench.decoding import bench_decoding
     from falcon_lab.studies.bench.report import format_batches, format_bench
+    from falcon_lab.studies.bench.tracing import refuse_other_than_a_trace
 
+    if into is not None:
+        refuse_foreign(into)
+    if profile is not None:
+        refuse_other_than_a_trace(profile)
     if batch_sizes:
         results = bench_batches(experiment, batch_sizes, announce=progress)
         shown = format_batches(results)
@@ -93,7 +98,7 @@ def bench(
         )
         shown = format_bench(results)
     if into is not None:
-        write_results(into, results)
+        replace_results(into, results, announce=progress)
     click.echo(shown)
 
 
@@ -150,14 +155,22 @@ def tune(
     rows = trees or shipped_trees(block if isinstance(block, int) else 1)
     experiment = bench_experiment(drafter, rows, overrides_of(options, overrides))
 
-    from falcon_lab.measure.results import write_results
-    from falcon_lab.studies.tune.report import format_tune, write_fragment, write_plots
+    from falcon_lab.measure.results import replace_results
+    from falcon_lab.studies.tune.report import (
+        PLOTS,
+        format_tune,
+        refuse_foreign_files,
+        write_fragment,
+        write_plots,
+    )
     from falcon_lab.studies.tune.stage import Limits
     from falcon_lab.studies.tune.stage import tune as tune_tree
 
+    tables, tree = into / TUNED_JSON, into / TUNED_YAML
+    refuse_foreign_files(tables, tree)
     results = tune_tree(experiment, Limits(texts, source, nodes, depth), progress)
-    write_results(into / TUNED_JSON, results)
+    made = [tree, *(into / f"{name}.svg" for name in PLOTS)]
+    replace_results(tables, results, made, announce=progress)
     click.echo(format_tune(results))
     write_plots(into, results)
-    written = write_fragment(into / TUNED_YAML, results)
-    click.echo(f"\nthe tree: {written}; tables and answers: {into / TUNED_JSON}")
+    click.echo(f"\nthe tree: {write_fragment(tree, results)}; tables and answers: {tables}")

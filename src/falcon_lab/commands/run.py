@@ -96,14 +96,16 @@ def carry_out(plan: Plan, *, dry_run: bool) -> None:
         announce(f"left out: {name} ({why})")
 
     from falcon_lab import experiment
-    from falcon_lab.measure.results import write_results
+    from falcon_lab.measure.results import replace_results
     from falcon_lab.studies.compare.report import format_comparison, write_page
     from falcon_lab.studies.compare.stage import compare as measure
 
     results = measure(plan, announce, partial(experiment.run, announce=announce))
-    into = write_results(plan.folder / f"{plan.base.name}.json", results)
+    page = plan.folder / f"{plan.base.name}.html"
+    path = page.with_name(f"{plan.base.name}.json")
+    into = replace_results(path, results, [page], announce=announce)
     click.echo(format_comparison(results))
-    report = write_page(plan.folder / f"{plan.base.name}.html", results)
+    report = write_page(page, results)
     click.echo(f"\nreport   {report}\nresults  {into}")
 
 

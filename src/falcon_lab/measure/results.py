@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import HF_GENERATE, PLAIN
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import write_atomically
+from falcon_lab.files import keep_former, write_atomically
 from falcon_lab.measure import metrics
 from falcon_lab.measure.records import Record
+from falcon_lab.measure.results_shape import Results
+from falcon_lab.stored import read_checked, read_json
 
 if TYPE_CHECKING:
     from falcon_lab.measure.measurement import Measurement
@@ -113,6 +115,76 @@ def write_results(path: Path, results: Mapping[str, Any]) -> Path:
     return write_atomically(path, text + "\n")
 
 
+@dataclass(frozen=True)
+class AnyResults:
+    """What every file of results has: of an evaluation, a comparison, a tuning or a benchmark."""
+
+    experiment: dict[str, Any]
+    versions: dict[str, str | None]
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse to replace a file that holds no results.
+
+    Raises:
+        FalconLabError: with what is wrong with it.
+    """
+    if path.exists():
+        what = "results of falcon-lab, and would be replaced by some"
+        read_json(path, AnyResults, what, "name another file, or move this one")
+
+
+def replace_results(
+    path: Path,
+    results: Mapping[str, Any],
+    beside: Sequence[Path] = (),
+    *,
+    announce: Callable[[str], None],
+) -> Path:
+    """Write results in place of earlier ones; those of other settings are kept.
+
+    Args:
+        path: the file.
+        results: its content.
+        beside: what was made of the earlier results, and is kept with them.
+        announce: is called with one line for the user.
+
+    Raises:
+        FalconLabError: when it cannot be written; what was there before is still there.
+    """
+    if not _of_the_same_settings(path, results) and (former := keep_former(path, *beside)):
+        announce(f"the former results were of other settings and are kept: {former}")
+    return write_results(path, results)
+
+
+def _of_the_same_settings(path: Path, results: Mapping[str, Any]) -> bool:
+    try:
+        former = read_checked(path, AnyResults, "results", "")
+    except FalconLabError:  # none, or somebody else's
+        return False
+    return _settings(former) == _settings(_finite(results))
+
+
+DECIDE = (
+    *("seed", "target", "data", "drafter", "tree", "acceptance", "controller"),
+    *("decoding", "evaluation"),
+)
+"""Sections of an experiment that decide what is measured."""
+OF_STUDIES = ("comparison", "sizes")
+"""Keys of a study's results that do."""
+
+
+def _settings(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decided some results, as plain values."""
+    experiment = {key: results["experiment"].get(key) for key in DECIDE}
+    methods = sorted(results.get("methods") or ())
+    if tuning := results.get("tune"):  # which adds methods, and chooses the threads
+        tuned = {"threads": None, "methods": None}
+        experiment["evaluation"] = {**(experiment["evaluation"] or {}), **tuned}
+        methods = tuning.get("limits")
+    return {**experiment, "methods": methods, **{key: results.get(key) for key in OF_STUDIES}}
+
+
 def _finite(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not know, by null."""
     if isinstance(value, Mapping):
@@ -134,23 +206,13 @@ def load_results(path: Path) -> dict[str, Any]:
     """
     if path.is_dir():
         path = path / "results.json"
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or error
+    again = "run the evaluate stage again"
+    what = "results of an evaluation"
+    if not path.exists():
+        raise FalconLabError(f"{path}: no {what} yet; run the evaluate stage first")
+    results = read_checked(path, Results, what, again)
+    if results["schema"] != SCHEMA_VERSION:
         raise FalconLabError(
-            f"{path}: cannot be read ({reason}); run the evaluate stage first"
-        ) from error
-    except ValueError as error:
-        raise FalconLabError(
-            f"{path}: not whole JSON ({error}); it was cut off or edited: run the evaluate stage "
-            "again"
-        ) from error
-    if not isinstance(results, dict) or "rows" not in results or "methods" not in results:
-        raise FalconLabError(f"{path}: no results of an evaluation (keys 'methods' and 'rows')")
-    if results.get("schema") != SCHEMA_VERSION:
-        raise FalconLabError(
-            f"{path}: schema {results.get('schema')!r}, this version reads {SCHEMA_VERSION}; run "
-            "the evaluate stage again"
+            f"{path}: schema {results['schema']!r}, this version reads {SCHEMA_VERSION}; {again}"
         )
     return results

@@ -42,12 +42,14 @@ def drafter_card(results: Mapping[str, Any] | None, config: Mapping[str, Any]) -
 def _measured(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the card shows of a measurement."""
     experiment = results["experiment"]
+    evaluation = experiment.get("evaluation") or {}
     return {
         "headline": headline(results),
         "hardware": hardware_sentence(results),
         "warnings": warnings(results),
         "table": Table((METHOD, *FIGURES, IDENTICAL), list(results["methods"].values())).markdown(),
         "definitions": definitions(DEFINED),
-        "evaluation": experiment["evaluation"],
+        "evaluation": {"max_new_tokens": None, **evaluation}
+        | {"prompts": {"name": None, **(evaluation.get("prompts") or {})}},
         "recipe": {key: experiment[key] for key in RECIPE if key in experiment},
     }

@@ -29,6 +29,8 @@ from falcon_lab.report.methods import (
 from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.report.tree_drawing import draw_svg
 
+REPORT = "report.html"
+"""The page's name in a run's folder."""
 EXAMPLES = 3
 DECODING_SPEED = Column("decoding tok/s", "decode_tokens_per_second", decimals(1))
 DISTINCT = Column("distinct tokens %", "distinct", percent())
@@ -52,7 +54,7 @@ def write_report(
     Raises:
         FalconLabError: when the file cannot be written.
     """
-    return write_atomically(folder / "report.html", render(results, history, trees))
+    return write_atomically(folder / REPORT, render(results, history, trees))
 
 
 def render(

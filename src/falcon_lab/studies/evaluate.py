@@ -8,17 +8,19 @@ from typing import Any
 
 from falcon_lab.config.schema import PLAIN, Experiment
 from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.drafters.saved import CARD
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.hf_generate import HfGenerate
 from falcon_lab.measure.records import write_answers
-from falcon_lab.measure.results import records_of, write_results
+from falcon_lab.measure.results import records_of, replace_results, write_results
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.registry import Components
 from falcon_lab.report.methods import format_table
+from falcon_lab.report.report import REPORT
 from falcon_lab.report.tree_drawing import TreeRecorder
 
-RESULTS = "results.json"
+RESULTS, ANSWERS = "results.json", "answers"
 """What an evaluation leaves in the run's folder."""
 
 
@@ -59,10 +61,14 @@ def evaluate_methods(
     )
     results = setup.results(measurement, methods, header, quality=quality)
     results["trees"] = []
-    write_results(folder / RESULTS, results)  # nothing that follows can lose what was measured
+    made_of = [folder / REPORT, folder / ANSWERS]
+    if "report" in experiment.stages:
+        made_of.append(trained / CARD)
+    # First of all: nothing that follows can lose what was measured.
+    replace_results(folder / RESULTS, results, made_of, announce=announce)
     results["trees"] = drawn_trees(setup, methods.engines, prompts[0], results["headline"])
     write_results(folder / RESULTS, results)
-    save_answers(folder / "answers", [PLAIN, *methods.engines], results)
+    save_answers(folder / ANSWERS, [PLAIN, *methods.engines], results)
     announce(format_table(results))
     return results
 

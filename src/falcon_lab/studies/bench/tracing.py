@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from falcon_lab.files import write_whole
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about, write_whole
 
 TOKENS = 16
 """New tokens of a traced generation: some rounds, in a file that a browser can open."""
@@ -44,6 +47,27 @@ def write_trace(path: Path, engines: Mapping[str, Any], generate: Callable[[Any]
                 generate(with_ranges(engine))
     # The end of the temporary name says whether to compress, as that of the path does.
     write_whole(path, lambda each: found.export_chrome_trace(str(each)), also=(RuntimeError,))
+
+
+def refuse_other_than_a_trace(path: Path) -> None:
+    """Refuse to replace a file that holds no trace.
+
+    Raises:
+        FalconLabError: it is something else.
+    """
+    with about(path, "read", also=(EOFError, zlib.error)):
+        if not path.exists():
+            return
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            beginning = file.read(HEAD)
+    if b'"schemaVersion"' not in beginning and b'"traceEvents"' not in beginning:
+        raise FalconLabError(
+            f"{path}: holds no trace, and would be replaced by one; name another file, or move it"
+        )
+
+
+HEAD = 4096
+"""Bytes in which a trace says what it is."""
 
 
 def with_ranges(engine: Any) -> Any:

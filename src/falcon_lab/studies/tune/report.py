@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_atomically
+from falcon_lab.measure.results import refuse_foreign
 from falcon_lab.report import method_plots
 from falcon_lab.report.methods import IDENTICAL, NODES, PASSES, exclamations, name_of, warnings
 from falcon_lab.report.plots import BASELINE, COLOURS, Curve, Panel, line_plot
@@ -24,10 +26,7 @@ SHOWN = 4
 
 def write_plots(folder: Path, results: Results) -> list[Path]:
     """Write ``costs.svg``, ``acceptance.svg`` and ``speedups.svg``."""
-    return [
-        write_atomically(folder / f"{plot.__name__}.svg", plot(results))
-        for plot in (costs, acceptance, speedups)
-    ]
+    return [write_atomically(folder / f"{name}.svg", plot(results)) for name, plot in PLOTS.items()]
 
 
 def costs(results: Results) -> str:
@@ -72,6 +71,10 @@ def speedups(results: Results) -> str:
     """Draw the predicted and the measured speed-up of every tree."""
     predicted = {n: found["speedup"]["ratio"] for n, found in results["tune"]["predicted"].items()}
     return method_plots.speedups({n: results["methods"][n] for n in predicted}, predicted)
+
+
+PLOTS = {"costs": costs, "acceptance": acceptance, "speedups": speedups}
+"""Name of the file -> what draws it."""
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -205,3 +208,22 @@ def fragment(results: Mapping[str, Any], name: str) -> str:
 def write_fragment(path: Path, results: Mapping[str, Any]) -> Path:
     """Write the file whole or not at all."""
     return write_atomically(path, fragment(results, path.name))
+
+
+def refuse_foreign_files(tables: Path, tree: Path) -> None:
+    """Refuse to replace what another tuning has not written.
+
+    Args:
+        tables: the file of all results.
+        tree: the YAML with the tree.
+
+    Raises:
+        FalconLabError: with what is in the way.
+    """
+    refuse_foreign(tables)
+    there = [tree, *(tree.with_name(f"{name}.svg") for name in PLOTS)]
+    if not tables.exists() and (foreign := [path for path in there if path.exists()]):
+        raise FalconLabError(
+            f"{foreign[0]}: would be replaced, and no tuning wrote it (there is no {tables.name} "
+            "beside it); choose another folder with --into, or move it"
+        )
