@@ -37,7 +37,7 @@ from falcon_lab.commands.streams import (
 )
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.files import explain
-from falcon_lab.plugins.culprits import blame
+from falcon_lab.plugins.culprits import blame, speaker
 
 RESUMABLE = ("run", "compare")
 """Commands that go on where they stopped when they are given again."""
@@ -136,11 +136,15 @@ def plug_ins_blamed() -> Iterator[None]:
     """
     try:
         yield
-    except (FalconLabError, ConnectionError, click.ClickException, click.exceptions.Exit):
+    except (ConnectionError, click.ClickException, click.exceptions.Exit):
+        raise
+    except FalconLabError as error:
+        if owner := speaker(error):
+            raise FalconLabError(f"{error} (said by {owner})") from error
         raise
     except BaseException as error:
         if line := blame(error):
-            if isinstance(error, OSError | SystemExit):
+            if isinstance(error, KeyboardInterrupt | OSError | SystemExit):
                 raise FalconLabError(line) from error
             error.add_note(f"falcon-lab: {line}")
         raise

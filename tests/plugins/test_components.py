@@ -78,6 +78,23 @@ def test_a_name_of_two_distributions_must_be_written_in_full() -> None:
     }
 
 
+def test_what_was_written_down_is_found_again_under_the_name_that_it_has_now() -> None:
+    """A saved drafter is built by the distribution that it was trained with, or by none."""
+    from_a = {"name": "x", "distribution": "dist-a", "version": "1.2"}
+    alone = Components([component("x")])
+    assert alone.recorded("drafter", {"name": "x", "k": 1}, from_a) == {"name": "x", "k": 1}
+    assert alone.recorded("drafter", {"name": "dist-a/x"}, from_a) == {"name": "x"}
+    assert alone.recorded("drafter", {"name": "x"}, {}) == {"name": "x"}
+    both = Components([component("x"), component("x", "dist-b")])
+    assert both.recorded("drafter", {"name": "x"}, from_a) == {"name": "dist-a/x"}
+    taken = Components([component("x", "falcon-lab"), component("x")])
+    assert taken.recorded("drafter", {"name": "x"}, from_a) == {"name": "dist-a/x"}
+    with pytest.raises(ConfigError, match=r"'x' of dist-a 1\.2 is not installed.* install dist-a"):
+        Components([component("x", "dist-b")]).recorded("drafter", {"name": "x"}, from_a)
+    gone = Components([]).recorded("drafter", {"name": "x"}, from_a)
+    assert gone == {"name": "x"}  # building it says what is there, and what did not load
+
+
 def test_an_unknown_name_lists_what_there_is_and_what_did_not_load() -> None:
     failure = Failure("falcon-lab-broken", "0.3.0", "broken", "ImportError: no module")
     components = Components([component("medusa"), component("csgd")], [failure])
@@ -85,7 +102,7 @@ def test_an_unknown_name_lists_what_there_is_and_what_did_not_load() -> None:
         components.find("drafter", "hydra", "drafter.name")
     assert str(caught.value) == (
         "drafter.name: no drafter named 'hydra'; known: medusa, csgd; "
-        "falcon-lab-broken 0.3.0 did not load: ImportError: no module"
+        "falcon-lab-broken 0.3.0 did not load: ImportError: no module (entry point broken)"
     )
     with pytest.raises(ConfigError, match=r"did you mean 'medusa'\? known: medusa, csgd; falcon-l"):
         components.find("drafter", "medusae")

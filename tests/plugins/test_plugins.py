@@ -168,6 +168,67 @@ def test_an_allowed_distribution_that_is_not_installed_is_reported(
     assert names(components) == ["falcon-lab/falcon"]
 
 
+def test_of_two_entry_points_a_broken_one_and_a_name_taken_before_do_not_hide_the_rest(
+    site: Site,
+) -> None:
+    source = GOOD.format(name="heads", module="falcon_lab_heads")
+    points = "a = {module}\nb = falcon_lab_nowhere\nc = {module}"
+    site.install("falcon-lab-heads", source, entry_points=points)
+    components, messages = loaded()
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert [failure.entry_point for failure in components.failures] == ["b", "c"]
+    assert "No module named 'falcon_lab_nowhere'" in messages[0]
+    assert "(entry point b)" in messages[0]
+    assert "registers drafter 'heads' too" in messages[1]
+
+
+@pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.1\n", "Name:\nVersion:\n"])
+def test_a_distribution_without_a_name_goes_by_its_entry_points(site: Site, metadata: str) -> None:
+    source = GOOD.format(name="heads", module="nameless")
+    site.install("nameless", source, metadata=metadata)
+    components, messages = loaded()
+    assert names(components) == ["falcon-lab/falcon", "nameless/heads"]
+    assert messages == []
+
+
+@pytest.mark.parametrize("points", ["no equals sign", "\udcff = x", "[[["])
+def test_damaged_entry_points_of_one_distribution_hide_no_other(
+    site: Site, install: Install, points: str
+) -> None:
+    install("falcon-lab-heads", GOOD, name="heads")
+    site.install("damaged", "", entry_points="")
+    damaged = site.folder / "damaged-0.1.dist-info" / "entry_points.txt"
+    damaged.write_bytes(f"[falcon_lab]\n{points}\n".encode(errors="surrogateescape"))
+    components, messages = loaded()
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert any(message.startswith("damaged") for message in messages)
+
+
+def test_a_distribution_that_calls_itself_ours_takes_no_name(site: Site) -> None:
+    ours = "Metadata-Version: 2.1\nName: falcon-lab\nVersion: 9\n"
+    source = GOOD.format(name="falcon", module="impostor")
+    site.install("impostor", source, metadata=ours)
+    site.allow("falcon-lab")
+    components, messages = loaded()
+    assert load_experiment(None, components=components).drafter["block"] == 2
+    assert any("falcon-lab 9" in message for message in messages)
+
+
+def test_a_plug_in_may_ask_for_the_components_while_it_registers_its_own(site: Site) -> None:
+    asking = GOOD.replace(
+        "def register_components(register):",
+        (
+            "def register_components(register):\n"
+            "    from falcon_lab.plugins.discovery import load_components\n"
+            "    assert load_components().knows('drafter', 'falcon')"
+        ),
+    )
+    site.install("falcon-lab-heads", asking.format(name="heads", module="falcon_lab_heads"))
+    components, messages = loaded()
+    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert messages == []
+
+
 def test_a_component_registered_twice_by_one_plug_in_is_an_error() -> None:
     registrar = Register("dist", "1")
     registrar.controller("x", lambda config, context: None)

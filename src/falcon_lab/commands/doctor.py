@@ -142,7 +142,8 @@ def plug_ins() -> Iterator[Finding]:
     components = load_components().usable()
     owners = {(c.distribution, c.version) for c in components.components} - {(OURS, __version__)}
     for name, found in sorted(owners):
-        brought = [c.name for c in components.components if c.distribution == name]
+        own = [c for c in components.components if c.distribution == name]
+        brought = [components.called(c.kind, c.full_name) for c in own]
         yield Finding("plug-in", f"{name} {found}: {', '.join(brought)}")
     for failure in components.failures:
         advice = f"mend or remove it, or leave it out with FALCON_LAB_PLUGINS (now: {allow_list()})"

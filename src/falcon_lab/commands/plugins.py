@@ -36,7 +36,11 @@ def plugins(as_json: bool, strict: bool) -> None:
         click.echo(json.dumps(listing, indent=2, default=str))
     else:
         notes = [f"{failure}" for failure in failures]
-        table = Table(COLUMNS, components.listing(), notes)
+        rows = [
+            {**row, "name": components.called(row["kind"], row["full_name"])}
+            for row in components.listing()
+        ]
+        table = Table(COLUMNS, rows, notes)
         click.echo(table.text(shutil.get_terminal_size((100, 24)).columns))
     click.get_current_context().exit(1 if strict and failures else 0)
 

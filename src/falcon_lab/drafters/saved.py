@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from falcon_lab import __version__
 from falcon_lab.config.saved import DESCRIPTION, FORMAT, read_description
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.files import about, explain, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
 
@@ -96,7 +96,7 @@ def load_drafter(
             f"{trained_for['fingerprint']}; {target.name} has {target.fingerprint}. Load that "
             "target, or distil a drafter for this one"
         )
-    drafter = components.build("drafter", config["drafter"], BuildContext(host=target))
+    drafter = components.build("drafter", saved_node(folder, components), BuildContext(host=target))
     _read_weights(folder / WEIGHTS, drafter)
     return drafter.to(device=target.device, dtype=target.dtype).eval()
 
@@ -108,6 +108,19 @@ def read_config(folder: Path | str) -> dict[str, Any]:
         FalconLabError: it is missing or is not one of ours.
     """
     return read_description(_whole(Path(folder)))
+
+
+def saved_node(folder: Path | str, components: Components) -> dict[str, Any]:
+    """Return the node of a saved drafter, by the name that its component has in a registry.
+
+    Raises:
+        FalconLabError: as ``read_config``; or another plug-in has the name of its component.
+    """
+    config = read_config(folder)
+    try:
+        return components.recorded("drafter", config["drafter"], config["provenance"])
+    except ConfigError as error:
+        raise error.at(str(Path(folder) / CONFIG)) from None
 
 
 def _describe(

@@ -22,7 +22,7 @@ from falcon_lab.decoding.assembling import (
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.drafters.saved import load_drafter, read_config
+from falcon_lab.drafters.saved import load_drafter, saved_node
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, BuildContext, Drafter
 from falcon_lab.measure import provenance
@@ -125,7 +125,7 @@ class Setup:
         else:
             folder = Path(config.drafter_path) if config.drafter_path else trained
             drafter = load_drafter(folder, self.target, self.components)
-            node = read_config(folder)["drafter"]
+            node = saved_node(folder, self.components)
         return choose_drafter(drafter, self.experiment.decoding, self.announce), node
 
     def engine(self, drafter: Drafter, nodes: Mapping[str, Node]) -> SpeculativeEngine:

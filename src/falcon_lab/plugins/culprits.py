@@ -39,7 +39,7 @@ def blame(error: BaseException) -> str | None:
         if plug_in := packages.get(_package(_module(frame))):
             met = [each for frame in frames for each in _definitions(frame)]
             return f"{said(error)}: raised inside {_named(plug_in, met)}, in {_place(frame)}"
-    if isinstance(error, OSError | SystemExit):
+    if isinstance(error, KeyboardInterrupt | OSError | SystemExit):
         return None  # of the disk, or of whoever left: that is nobody's bug
     for frame in frames:
         for value in _objects(frame):
@@ -47,6 +47,13 @@ def blame(error: BaseException) -> str | None:
                 met = _classes(value)
                 return f"{said(error)}: raised over {_named(plug_in, met)}, in {_place(frame)}"
     return None
+
+
+def speaker(error: FalconLabError) -> str | None:
+    """Return whose own word to the user an error is; None where it is ours."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    plug_in = _packages().get(_package(_module(frame)))
+    return _named(plug_in, list(_definitions(frame))) if plug_in else None
 
 
 def _packages() -> Mapping[str, PlugIn]:

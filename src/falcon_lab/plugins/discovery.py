@@ -23,7 +23,7 @@ import pluggy
 from falcon_lab import __version__
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins import builtins, hooks
-from falcon_lab.plugins.foreign import PluginError, foreign_code, said, shown, warn
+from falcon_lab.plugins.foreign import CTRL_C, PluginError, foreign_code, said, shown, warn
 from falcon_lab.plugins.hooks import BUILT_IN, PROJECT, Component, Register, owner_of
 from falcon_lab.plugins.registry import Components, Failure
 
@@ -52,8 +52,11 @@ class PlugIn:
         """Whose it is, for messages."""
         return owner_of(self.distribution, self.version, self.entry_point.name)
 
-    def components(self) -> list[Component]:
+    def components(self, slow: str = CTRL_C) -> list[Component]:
         """Import the plug-in, and return what it registers.
+
+        Args:
+            slow: what to do where that takes long.
 
         Raises:
             FalconLabError: it has no hook, or its code raised something.
@@ -65,9 +68,9 @@ class PlugIn:
             raise FalconLabError(
                 f"its entry point {shown(point.value)!r} names no module"
             ) from error
-        with foreign_code(self.owner, doing):
+        with foreign_code(self.owner, doing, slow=slow):
             module = point.load()
-        with foreign_code(self.owner, "register_components"):
+        with foreign_code(self.owner, "register_components", slow=slow):
             return registered_by(module, self.distribution, self.version, point.name)
 
     def failure(self, error: FalconLabError) -> Failure:
@@ -85,7 +88,8 @@ def load_components() -> Components:
             continue  # it asks for the components while it registers its own
         token = LOADING.set(LOADING.get() | {plug_in.owner})
         try:
-            brought = plug_in.components()
+            without = _without(plug_in.distribution, found)
+            brought = plug_in.components(f"{CTRL_C}, and {without} leaves it out")
         except FalconLabError as error:
             failures.append(plug_in.failure(error))
         else:
@@ -110,6 +114,7 @@ def installed() -> tuple[list[PlugIn], list[Failure]]:
     if allowed is not None:
         found = [one for one in found if _normalised(one.distribution) in allowed]
         present = {_normalised(one.distribution) for one in found}
+        present |= {_normalised(one.distribution) for one in failures}
         problem = f"{ALLOW_LIST} names it, and no plug-in of it is installed"
         failures += [Failure(name, "", "", problem) for name in sorted(allowed - present)]
     return found, failures

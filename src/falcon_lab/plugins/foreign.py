@@ -7,6 +7,7 @@ later, while it trains or decodes, is put down to it by ``falcon_lab.plugins.cul
 
 from __future__ import annotations
 
+import signal
 import threading
 import traceback
 import warnings
@@ -17,6 +18,7 @@ from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.plugins.hooks import PROJECT
 from falcon_lab.plugins.process import left_as_found, stdout_aside
 
+CTRL_C = "Ctrl-C ends it"
 PATIENCE = 5.0
 """Seconds after which it is said whose code is still being loaded."""
 LONGEST = 300
@@ -39,7 +41,7 @@ class PluginError(FalconLabError):
 
 
 @contextmanager
-def foreign_code(owner: str, doing: str, *, hurried: bool = True) -> Iterator[None]:
+def foreign_code(owner: str, doing: str, *, slow: str = "") -> Iterator[None]:
     """Run a plug-in's code inside; what it prints goes to stderr.
 
     What it changes of the process is put back with a ``PluginWarning``. What ends this process
@@ -48,7 +50,7 @@ def foreign_code(owner: str, doing: str, *, hurried: bool = True) -> Iterator[No
     Args:
         owner: distribution, version and entry point, for messages.
         doing: what the code is to do, for messages ("building drafter 'x'").
-        hurried: say so where it takes longer than ``PATIENCE``.
+        slow: what to do where it takes longer than ``PATIENCE``; "" where it may.
 
     Raises:
         PluginError: for whatever the code raises, ``SystemExit`` too, but for a
@@ -58,9 +60,9 @@ def foreign_code(owner: str, doing: str, *, hurried: bool = True) -> Iterator[No
     def changed(names: str) -> None:
         warn(f"{owner}: {doing} changed {names}; that has been put back")
 
-    waiting = threading.Timer(PATIENCE, warn, [f"{owner}: {doing} goes on and on; Ctrl-C ends it"])
+    waiting = threading.Timer(PATIENCE, warn, [f"{owner}: {doing} takes long; {slow}"])
     waiting.daemon = True
-    if hurried:
+    if slow:
         waiting.start()
     try:
         with stdout_aside(), left_as_found(changed):
@@ -77,12 +79,16 @@ def foreign_code(owner: str, doing: str, *, hurried: bool = True) -> Iterator[No
 
 
 def ends_from_outside(error: BaseException) -> bool:
-    """Return whether it is Ctrl-C, or what our own handlers of signals raise."""
-    if isinstance(error, Exception):
-        return False
+    """Return whether it is Ctrl-C, or what our own handlers of signals raise.
+
+    Where Python's handler has given way to another, nobody but the code itself raises
+    ``KeyboardInterrupt``.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).partition(".")[0] == PROJECT
-    return ours or isinstance(error, KeyboardInterrupt)
+    return ours and not isinstance(error, Exception)
 
 
 def warn(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import options, refuse_unusable
 from falcon_lab.plugins.completing import completed
-from falcon_lab.plugins.foreign import PluginError, foreign_code, said
+from falcon_lab.plugins.foreign import CTRL_C, PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ class Failure:
     error: str
 
     def __str__(self) -> str:
-        return f"{self.distribution} {self.version} did not load: {self.error}".replace("  ", " ")
+        owner = f"{self.distribution} {self.version}".strip()
+        through = f" (entry point {self.entry_point})" if self.entry_point else ""
+        return f"{owner} did not load: {self.error}{through}"
 
 
 class Components:
@@ -118,7 +120,7 @@ class Components:
         with _options_of(component, kind):
             config = _config_of(component, node, kind)
         build = _builder(component)
-        with _code_of(component, "building", hurried=False), _refusals_named(component):
+        with _code_of(component, "building"), _refusals_named(component):
             made = build(config, dataclasses.replace(context, components=self))
             return completed(component, made)
 
@@ -134,6 +136,39 @@ class Components:
             "distribution": component.distribution,
             "version": component.version,
         }
+
+    def recorded(
+        self, kind: str, node: Mapping[str, Any], provenance: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a node that was written down, by the name that its component has here.
+
+        Args:
+            kind: of the component.
+            node: as it was written down.
+            provenance: of ``provenance``, written down with it; empty where nothing is known.
+
+        Raises:
+            ConfigError: the component of that distribution is not here, and what has its name is
+                another's.
+        """
+        name, origin = str(node.get("name")), provenance.get("distribution")
+        bare = name.rpartition("/")[2]
+        if not origin or not self.knows(kind, name):
+            return dict(node)
+        if self.knows(kind, f"{origin}/{bare}"):
+            return {**node, "name": self.called(kind, f"{origin}/{bare}")}
+        problem = (
+            f"{bare!r} of {origin} {provenance.get('version', '')} is not installed, and what is "
+            f"called so here is another's ({self.find(kind, name).owner}); install {origin}, or "
+            "write its new name into 'provenance'"
+        )
+        raise ConfigError(join(kind, "name"), problem)
+
+    def called(self, kind: str, full_name: str) -> str:
+        """Return the shortest name by which a YAML reaches a component."""
+        component = self.find(kind, full_name)
+        bare = [c for c in self.components if (c.kind, c.name) == (kind, component.name)]
+        return component.name if component.built_in or len(bare) == 1 else full_name
 
     def usable(self) -> Components:
         """Return the registry without the plug-ins' components whose options cannot be made.
@@ -188,7 +223,7 @@ class Components:
 
 
 @contextmanager
-def _code_of(component: Component, doing: str, *, hurried: bool = True) -> Iterator[None]:
+def _code_of(component: Component, doing: str, *, slow: str = "") -> Iterator[None]:
     """Run a component's own code inside; a bug of a built-in one stays as it is.
 
     Raises:
@@ -198,7 +233,7 @@ def _code_of(component: Component, doing: str, *, hurried: bool = True) -> Itera
         yield
         return
     doing = f"{doing} {component.kind} {component.name!r}"
-    with foreign_code(component.owner, doing, hurried=hurried):
+    with foreign_code(component.owner, doing, slow=slow):
         yield
 
 
@@ -210,7 +245,7 @@ def _options_of(component: Component, key: str) -> Iterator[None]:
         ConfigError: what is wrong with them, at ``key``, and whose they are where they say so.
     """
     try:
-        with _code_of(component, "making the options of"):
+        with _code_of(component, "making the options of", slow=CTRL_C):
             yield
     except PluginError as error:
         raise ConfigError(key, str(error)) from error.__cause__
@@ -270,7 +305,7 @@ def _builder(component: Component) -> Callable[..., Any]:
     if not isinstance(named, str):
         return named
     what = f"{component.kind} {component.name!r} of {component.owner}"
-    with _code_of(component, "importing the builder of"):
+    with _code_of(component, "importing the builder of", slow=CTRL_C):
         try:
             build = pkgutil.resolve_name(named)
         except (ImportError, AttributeError, ValueError) as error:
@@ -305,7 +340,7 @@ def _options(component: Component) -> dict[str, Any]:
 
 def _defaults(component: Component) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
-    with _code_of(component, "making the options of"):
+    with _code_of(component, "making the options of", slow=CTRL_C):
         for field in _fields(component):
             if field.default_factory is not dataclasses.MISSING:
                 value = field.default_factory()
@@ -335,7 +370,7 @@ def _examine(component: Component) -> None:
     """
     if component.built_in or component.config is None:
         return
-    with _code_of(component, "making the options of"):
+    with _code_of(component, "making the options of", slow=CTRL_C):
         refuse_unusable(component.config)
         _refuse_name(component, "")
         json.dumps(_options(component), default=str)
