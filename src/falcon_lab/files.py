@@ -380,3 +380,29 @@ def _cut_off(file: Any) -> bool:
         return False
     file.seek(-1, 2)
     return bool(file.read(1) != b"\n")
+
+
+def refuse_strangers(path: Path, purpose: str) -> None:
+    """Refuse a path that belongs neither to this user nor to the system's administrator.
+
+    Nothing is checked where the system knows no owners, or where nothing is there.
+
+    Args:
+        path: what is about to be trusted.
+        purpose: what would happen to it, as in ``run as you``.
+
+    Raises:
+        FalconLabError: with the path and its owner.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    with about(path, "read"):
+        try:
+            owner = path.stat().st_uid
+        except FileNotFoundError:
+            return
+    if owner not in (os.geteuid(), 0):
+        raise FalconLabError(
+            f"{path}: belongs to user {owner} and would be {purpose}; delete it if it is yours to "
+            "delete, or set FALCON_LAB_CACHE to a folder of your own"
+        )

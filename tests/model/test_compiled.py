@@ -1,7 +1,9 @@
 """Compiled passes of the target, with a compiler that compiles nothing, and once for real."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +116,16 @@ def test_a_really_compiled_pass_says_what_the_modules_say(
             assert torch.allclose(*outputs, atol=1e-5)
     assert [line.startswith("compiling target-4-tokens, once: kept in") for line in lines] == [True]
     assert len(list((tmp_path / "compiled").glob("*.pt2"))) == 1
+
+
+def test_native_code_of_another_user_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path))
+    other = SimpleNamespace(st_uid=os.geteuid() + 4711)
+    monkeypatch.setattr(Path, "stat", lambda path, **_: other)
+    with pytest.raises(FalconLabError, match=r"compiled: belongs to user \d+.*FALCON_LAB_CACHE"):
+        tiny_target(vocab=12).compiled(lambda line: None).prepare(1)
 
 
 def test_what_cannot_be_traced_is_named_with_a_way_out(

@@ -14,7 +14,8 @@ N), C capacity, G key/value heads, D head size.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.nn import functional
 from transformers.cache_utils import Cache
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import about, cache_folder, make_folder, replacing
+from falcon_lab.files import about, cache_folder, make_folder, refuse_strangers, replacing
 from falcon_lab.interfaces import Announce, Compiled, Outputs, PassCompiler
 from falcon_lab.model.passes import (
     Forward,
@@ -58,24 +59,35 @@ def compile_ahead(
         announce: is called with one line for the user at a time.
 
     Raises:
-        FalconLabError: the module cannot be traced, or there is no working C++ compiler.
+        FalconLabError: the module cannot be traced, there is no working C++ compiler, or what is
+            kept belongs to somebody else.
     """
-    threads = torch.get_num_threads()
-    try:
+    threads, folder = torch.get_num_threads(), cache_folder() / "compiled"
+    with _compiling(name):
         with torch.no_grad():
             program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
-        path = cache_folder() / "compiled" / f"{name}-{_key(program, inputs, threads)}.pt2"
+        path = folder / f"{name}-{_key(program, inputs, threads)}.pt2"
+    for trusted in (folder, path):
+        refuse_strangers(trusted, "run as native code")
+    with _compiling(name):
         if not path.exists():
             announce(f"compiling {name}, once: kept in {path}")
             _build(program, path, threads)
         loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    run: Compiled = loaded.loader.boxed_run
+    return run
+
+
+@contextmanager
+def _compiling(name: str) -> Iterator[None]:
+    """Name the pass that cannot be compiled, and the way out."""
+    try:
+        yield
     except Exception as error:  # whatever tracing, inductor or the C++ compiler throw
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FalconLabError(
             f"{name} cannot be compiled ({reason}); set decoding.compile=none"
         ) from error
-    run: Compiled = loaded.loader.boxed_run
-    return run
 
 
 def _build(program: torch.export.ExportedProgram, path: Path, threads: int) -> None:
