@@ -111,7 +111,12 @@ def parse_json(text: bytes | str, where: str, advice: str, *, finite: bool = Tru
     try:
         value = from_json(text, allow_inf_nan=not finite)
     except ValueError as error:
-        raise FalconLabError(f"{where} (not whole JSON: {error}); {advice}") from error
+        reason = str(error)
+        if "hex escape" in reason:
+            reason += r": half a character, as \ud83d without its other half"
+        if len(text.splitlines()) == 1:
+            reason = reason.replace("at line 1 column", "at column")
+        raise FalconLabError(f"{where} (not whole JSON: {reason}); {advice}") from error
     if finite and _endless(value):
         raise FalconLabError(f"{where} (a number is beyond all bounds); {advice}")
     return value

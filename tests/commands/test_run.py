@@ -42,3 +42,17 @@ def test_a_yaml_says_whose_data_to_show(target: Path, tmp_path: Path) -> None:
 def test_the_loss_is_marked_by_colour_or_brackets() -> None:
     assert mark("a", color=True) == click.style("a", fg="green")
     assert mark("a", color=False) == "[[a]]"
+
+
+def test_chats_are_shown_by_the_template_that_is_asked_for(target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chats: 1.jsonl"
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "answer"}]
+    file.write_text(f"{json.dumps({'messages': turns})}\n" * 4)
+    arguments = ["view-data", str(file), f"target.name={target}"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "set data.chat_template=plain" in result.stderr
+    result = CliRunner().invoke(main, [*arguments, "data.chat_template=plain"])
+    assert result.exit_code == 0, result.output
+    assert "hello\n" in result.stdout
+    assert "[[answer" in result.stdout

@@ -75,7 +75,13 @@ def test_samples_with_one_id_are_both_kept_and_told_apart(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ('{"messages": [', "not JSON .* at column 15"),
+        ('{"messages": [', "not whole JSON.* at column 14"),
+        (
+            '{"text": "cut \\ud83d"}',
+            "not whole JSON.*half a character.*mend the line or take it out",
+        ),
+        ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", "not whole JSON.*recursion"),
+        ('{"text": "a\0b"}', "not whole JSON.*control character"),
         ("[1]", "a JSON object is needed, found a list"),
         ('{"prompt": "x"}', r"no messages, conversations or text among its keys \(prompt\)"),
         ('{"messages": []}', "found an empty list"),
@@ -98,12 +104,24 @@ def test_a_bad_line_is_named_with_file_line_and_fault(
     assert file.read_bytes() == before
 
 
+def test_marks_other_ends_of_lines_and_figures_of_other_programs_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "a", "score": NaN}\r\n\r\n  \n{"text": "b"}')
+    assert [document.text for document in read_documents(file, "a")] == ["a", "b"]
+
+
+def test_a_template_that_writes_half_characters_is_named_with_the_sample() -> None:
+    document = Document("c", messages=WANTED, source="chats.jsonl:7")
+    with pytest.raises(FalconLabError, match=r"sample c \(chats\.jsonl:7\): .*surrogate"):
+        render(document, tokenizer(), "{{ '\\ud83d' }}")
+
+
 def test_a_line_that_is_not_utf8_and_a_missing_file_are_named(tmp_path: Path) -> None:
     file = tmp_path / "latin.jsonl"
     file.write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
     with pytest.raises(FalconLabError, match=r"latin\.jsonl:2: not UTF-8"):
         list(read_jsonl(file))
-    with pytest.raises(FalconLabError, match=r"gone\.jsonl: No such file"):
+    with pytest.raises(FalconLabError, match=r"gone\.jsonl: cannot be read .No such file"):
         list(read_jsonl(tmp_path / "gone.jsonl"))
 
 
@@ -230,5 +248,7 @@ def test_templates_have_names(tmp_path: Path) -> None:
     assert load_template(None) is None
     assert load_template("plain") == PLAIN
     assert load_template(str(file)) == CHATML
-    with pytest.raises(FalconLabError, match=r"data\.chat_template: cannot read 'gone'"):
-        load_template("gone")
+    file.write_bytes(b"\xff")
+    for name in ("gone", str(tmp_path), str(file), "a\0b", "a" * 300):
+        with pytest.raises(FalconLabError, match=r"data\.chat_template: cannot read '.*say plain"):
+            load_template(name)

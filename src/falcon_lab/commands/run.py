@@ -20,7 +20,7 @@ from falcon_lab.commands.arguments import (
     words_argument,
 )
 from falcon_lab.config.load import dump, load_experiment
-from falcon_lab.config.overrides import is_yaml
+from falcon_lab.config.overrides import is_yaml, plain_overrides
 from falcon_lab.config.saved import saved_experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.studies.compare.loading import is_short_form, load_plan, plan_of_runs
@@ -119,18 +119,21 @@ def view_data(words: Sequence[str], samples: int, no_color: bool) -> None:
     if is_yaml(what):
         experiment = load_experiment(what, overrides)
     else:
-        experiment = load_experiment(None, [f"data.corpus={what}", *overrides])
+        named = plain_overrides({"data.corpus": what}, "the command line")
+        experiment = load_experiment(None, [*named, *overrides])
 
     from falcon_lab.data.corpora import corpus
+    from falcon_lab.data.documents import load_template
     from falcon_lab.data.encoding import spans
     from falcon_lab.pretraining.target import ensure_target
 
     config, color = experiment.data, wants_color(no_color)
     target = ensure_target(experiment.target, progress)
     documents = corpus(config.corpus, split="train", limit=samples, seed=config.seed)
+    template = load_template(config.chat_template)
     for document in islice(documents, samples):
         progress(f"— {document.id} ({document.source})")
-        for text, in_loss in spans(document, target.tokenizer):
+        for text, in_loss in spans(document, target.tokenizer, template):
             click.echo(mark(text, color=color) if in_loss else text, nl=False, color=color)
         click.echo()
 

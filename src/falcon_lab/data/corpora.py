@@ -7,6 +7,7 @@ never on the order in which files are found.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from falcon_lab.data.documents import Document, read_documents
 from falcon_lab.data.generated.corpus import SPLITS, generate_modules
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about
 
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".js", ".ts", ".java", ".go", ".rs"}
 SCRIPTS = {".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml"}
@@ -154,7 +156,9 @@ def _by_rank(documents: list[Document], split: str, name: str) -> list[Document]
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
+    with about(path, "read"):
+        there = path.exists()
+    if not there:
         raise FalconLabError(
             f"no corpus {str(path)!r}: it is neither generated nor stdlib, and no such file or "
             "folder exists"
@@ -174,12 +178,16 @@ def _read(path: Path) -> list[Document]:
 
 def _documents(file: Path, root: Path) -> Iterator[Document]:
     name = file.relative_to(root).as_posix() if root.is_dir() else file.name
+    # One that is no UTF-8 could not be written down.
+    name = os.fsencode(name).decode(errors="replace")
     if file.suffix == ".jsonl":
         yield from read_documents(file, name)
         return
     text = read_text(file)
     if text is None and not root.is_dir():
-        raise FalconLabError(f"{file}: not readable as UTF-8 text")
+        raise FalconLabError(
+            f"{file}: cannot be read, holds nothing, or is no text in UTF-8; save it as UTF-8"
+        )
     for line, section in sections(text or ""):
         yield Document(f"{name}:{line}", text=section, source=f"{file}:{line}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about, check_text
+from falcon_lab.stored import parse_json, read_bounded
 
 ROLES = {
     "human": "user",
@@ -68,25 +69,28 @@ def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         FalconLabError: a line is no JSON object; names file, line and fault.
     """
+    with about(file, "read"), file.open("rb") as lines:
+        for number, raw in enumerate(lines, start=1):
+            if raw.strip():
+                yield number, _object(raw, f"{file}:{number}")
+
+
+def _object(raw: bytes, where: str) -> dict[str, Any]:
     try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise FalconLabError(f"{file}: {error.strerror or error}") from error
-    for number, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            continue
-        try:
-            # A byte-order mark may stand before the first line.
-            value = json.loads(raw.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise FalconLabError(f"{file}:{number}: not UTF-8 ({error.reason})") from None
-        except json.JSONDecodeError as error:
-            raise FalconLabError(
-                f"{file}:{number}: not JSON ({error.msg} at column {error.colno})"
-            ) from None
-        if not isinstance(value, dict):
-            raise FalconLabError(f"{file}:{number}: a JSON object is needed, found {kind(value)}")
-        yield number, value
+        # A byte-order mark may stand before the first line.
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FalconLabError(
+            f"{where}: not UTF-8 ({error.reason} at byte {error.start + 1}); save the file as UTF-8"
+        ) from None
+    value = parse_json(text.strip(), f"{where}: no JSON object", MEND, finite=False)
+    if not isinstance(value, dict):
+        raise FalconLabError(f"{where}: a JSON object is needed, found {kind(value)}; {MEND}")
+    return value
+
+
+MEND = "mend the line or take it out"
+"""What to do about a line that cannot be used."""
 
 
 def read_documents(file: Path, name: str) -> Iterator[Document]:
@@ -100,15 +104,20 @@ def read_documents(file: Path, name: str) -> Iterator[Document]:
     """
     seen: set[str] = set()
     for number, value in read_jsonl(file):
-        key = str(value.get("id", number))
+        given = value.get("id")
+        key = str(given if isinstance(given, str | int) else number)[:LONGEST_ID]
         if key in seen:  # collections put together from parts repeat their ids
             key = f"{key}@{number}"
         seen.add(key)
         try:
             text, messages = _sample(value)
         except ValueError as error:
-            raise FalconLabError(f"{file}:{number}: {error}") from None
+            raise FalconLabError(f"{file}:{number}: {error}; {MEND}") from None
         yield Document(f"{name}:{key}", text, messages, f"{file}:{number}")
+
+
+LONGEST_ID = 200
+"""Characters of a sample's id that are kept."""
 
 
 def _sample(value: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]] | None]:
@@ -118,7 +127,7 @@ def _sample(value: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]] | N
     turns = value.get("messages", value.get("conversations"))
     if turns is None:
         keys = ", ".join(value) or "none"
-        raise ValueError(f"no messages, conversations or text among its keys ({keys})")
+        raise ValueError(f"no messages, conversations or text among its keys ({keys:.80})")
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"a list of messages is needed, found {kind(turns)}")
     return None, [_message(turn, number) for number, turn in enumerate(turns, start=1)]
@@ -135,7 +144,7 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     role = ROLES.get(turn[speaker]) if isinstance(turn[speaker], str) else None
     if role is None:
         known = ", ".join(sorted(ROLES))
-        raise ValueError(f"message {number} is by {turn[speaker]!r}; known are {known}")
+        raise ValueError(f"message {number} is by {turn[speaker]!r:.80}; known are {known}")
     rest = {k: v for k, v in turn.items() if k not in ("from", "value", "role", "content")}
     return {"role": role, "content": _content(turn[content], number), **rest}
 
@@ -187,9 +196,16 @@ def load_template(name: str | None) -> str | None:
     if name is None or name == "plain":
         return None if name is None else PLAIN
     try:
-        return Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FalconLabError(f"data.chat_template: cannot read {name!r} ({error})") from None
+        return read_bounded(Path(name), LARGEST_TEMPLATE).decode()
+    except (FalconLabError, UnicodeDecodeError) as error:
+        raise FalconLabError(
+            f"data.chat_template: cannot read {name!r} ({error}); say plain, or name a file with a "
+            "template in UTF-8"
+        ) from error
+
+
+LARGEST_TEMPLATE = 2**20
+"""Bytes of a chat template."""
 
 
 def render(document: Document, tokenizer: Any, template: str | None = None) -> Rendered:
@@ -233,7 +249,7 @@ class _Chat:
 
     def text(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
         try:
-            return str(
+            text = str(
                 self.tokenizer.apply_chat_template(
                     messages,
                     chat_template=self.template,
@@ -241,6 +257,7 @@ class _Chat:
                     add_generation_prompt=prompt,
                 )
             )
+            return check_text(text, "what it writes")
         except Exception as error:  # whatever a template raises
             raise self._fault(f"the chat template refuses it ({error})") from error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.config.schema import PromptsConfig
-from falcon_lab.data.documents import kind, read_jsonl
+from falcon_lab.data.documents import MEND, kind, read_jsonl
 from falcon_lab.data.heldout import Prompt, heldout_prompts
 from falcon_lab.errors import FalconLabError
 
@@ -86,7 +86,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
         try:
             prompt = parse_prompt(value)
         except ValueError as error:
-            raise FalconLabError(f"{path}:{number}: {error}") from None
+            raise FalconLabError(f"{path}:{number}: {error}; {MEND}") from None
         if prompt.id in lines:
             raise FalconLabError(
                 f"{path}:{number}: question_id {prompt.id!r} stands in line {lines[prompt.id]} "
@@ -106,7 +106,7 @@ def parse_prompt(value: Mapping[str, Any]) -> Prompt:
     """
     for key in ("question_id", "turns"):
         if key not in value:
-            raise ValueError(f"no {key!r} among its keys ({', '.join(value) or 'none'})")
+            raise ValueError(f"no {key!r} among its keys ({', '.join(value) or 'none':.80})")
     if isinstance(value["question_id"], bool) or not isinstance(value["question_id"], int | str):
         raise ValueError(f"question_id is {kind(value['question_id'])}, not a number or a text")
     turns = value["turns"]
