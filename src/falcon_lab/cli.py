@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -72,21 +72,14 @@ class MendableError(click.ClickException):
 class Commands(click.Group):
     """Turn what the user can mend, signals and closed pipes into a line and an exit code."""
 
-    def main(self, args: Sequence[str] | None = None, *more: Any, **named: Any) -> Any:
-        """Run the command line with streams that take every character, until it ends or is ended.
+    def main(self, *arguments: Any, **named: Any) -> Any:
+        """Run the command line, with streams that take every character.
 
         Raises:
             SystemExit: with the exit code.
         """
         make_streams_safe()
-        words = list(sys.argv[1:] if args is None else args)
-        say = partial(say_ended, words)
-        try:
-            with ending_signals_raised(say):
-                return super().main(words, *more, **named)
-        except Ended as ended:
-            say(ended)
-            sys.exit(ended.exit_code)
+        return super().main(*arguments, **named)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take ``--traceback`` from wherever it stands."""
@@ -110,10 +103,14 @@ class Commands(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the chosen command."""
+        """Run the chosen command, until it ends or is ended."""
+        say = partial(say_ended, ctx)
         try:
-            with plug_ins_blamed():
+            with ending_signals_raised(say):
                 return super().invoke(ctx)
+        except Ended as ended:
+            say(ended)
+            ctx.exit(ended.exit_code)
         except BrokenPipeError:
             if not reader_left():  # a pipe of our own: a bug
                 raise
@@ -150,10 +147,10 @@ def plug_ins_blamed() -> Iterator[None]:
         raise
 
 
-def say_ended(words: Sequence[str], ended: Ended) -> None:
+def say_ended(ctx: click.Context, ended: Ended) -> None:
     """Name the signal that ended the command, and how to go on."""
     end_bars()
-    resumes = words[:1] and words[0] in RESUMABLE
+    resumes = ctx.invoked_subcommand in RESUMABLE
     again = "; the same command goes on where it stopped" if resumes else ""
     click.echo(f"falcon-lab: ended by {ended.name}{again}", err=True)
 
