@@ -98,7 +98,7 @@ def test_a_dry_run_prints_what_loads_to_the_same_experiment(ran: list[Experiment
         (["evaluate", "nowhere"], "nowhere: no such file or folder"),
         (["evaluate", "x.yaml", "--seed=x"], "override '--seed=x': seed: Value 'x'"),
         (["generate", "--prompt", " "], "the prompt is empty"),
-        (["generate", "--drafter", "nowhere"], "nowhere/config.json: no saved drafter's descript"),
+        (["generate", "--drafter", "nowhere"], "nowhere: no saved drafter here"),
         (["generate", "--temperature", "-1"], "override 'evaluation.temperature=-1.0': evaluation"),
         (["check", "--tree", "chian"], "override 'tree.name=chian': tree.name: no tree_builder"),
         (["view-data", "x.yaml", "data.lenth=3"], "override 'data.lenth=3': data.lenth: unknown"),
@@ -236,7 +236,13 @@ def test_evaluate_of_a_yaml_runs_the_last_two_stages_unless_told_otherwise(
 
 def test_evaluate_of_a_folder_measures_what_is_in_it(ran: list[Experiment]) -> None:
     Path("drafter").mkdir()
-    Path("drafter/config.json").write_text('{"target": {"name": "org/model"}}')
+    described = {
+        "format": 1,
+        "drafter": {"name": "falcon"},
+        "provenance": {"name": "falcon", "distribution": "falcon-lab"},
+        "target": {"name": "org/model", "fingerprint": "0"},
+    }
+    Path("drafter/config.json").write_text(json.dumps(described))
     assert call("evaluate", "drafter", "--tree.depth=2").exit_code == 0
     [experiment] = ran
     assert (experiment.target.name, experiment.tree["depth"]) == ("org/model", 2)
