@@ -187,6 +187,19 @@ WRONG_OPTIONS = [
         "never enough",
     ),
     Hostile(
+        "contains itself",
+        options(
+            "x: Any = field(default_factory=make, metadata={'component': 'drafter'})",
+            "def make(): return {'name': 'bad'}",
+        ),
+        "never end",
+    ),
+    Hostile(
+        "contains a word",
+        options("x: Any = field(default='falcon', metadata={'component': 'drafter'})"),
+        "'falcon'",
+    ),
+    Hostile(
         "takes no options",
         options("x: int = 1\ndef __init__(self): pass"),
         "hostile 6.6",
@@ -317,6 +330,10 @@ MEDDLES = [
         "makes errors of warnings", hook("warnings.simplefilter('error')"), "filters of warnings"
     ),
     Hostile("forgets filters", hook("warnings.resetwarnings()"), "filters of warnings"),
+    Hostile("takes warnings", hook("logging.captureWarnings(True)"), "warnings.showwarning"),
+    Hostile("watches", hook("sys.setprofile(lambda *a: None)"), "sys.setprofile"),
+    Hostile("keeps garbage", hook("import gc; gc.disable()"), "gc"),
+    Hostile("is shallow", hook("sys.setrecursionlimit(200)"), "limit of recursion"),
     Hostile("takes tracebacks", hook("sys.excepthook = print"), "sys.excepthook"),
     Hostile(
         "computes in doubles",
@@ -336,6 +353,10 @@ MEDDLES = [
 TALKS = [
     Hostile("prints", HEAD + "print('{ hello')" + hook("print('again')"), "hello"),
     Hostile("writes bytes", HEAD + "sys.stdout.buffer.write(b'hello')" + hook("pass"), "hello"),
+    Hostile("closes stderr", HEAD + "print('hello'); sys.stderr.close()" + hook("pass"), "hello"),
+    Hostile(
+        "closes both", HEAD + "print('hello'); os.close(1); os.close(2)" + hook("pass"), "hello"
+    ),
     Hostile("closes stdout", HEAD + "print('hello'); sys.stdout.close()" + hook("pass"), "hello"),
     Hostile(
         "wraps stdout",

@@ -171,6 +171,17 @@ def test_a_command_ends_with_2_where_a_builder_would_end_it_with_0(
     assert "SystemExit: 0" in line
 
 
+@pytest.mark.parametrize("body", ["1 / 0", "raise SystemExit(0)", "return 3", "return None"])
+def test_a_target_that_a_plug_in_brings_is_put_down_to_it_as_well(site: Site, body: str) -> None:
+    source = hostile.hook(
+        "register.target('bad', build)", f"def build(config, context):\n    {body}\n"
+    )
+    put(site, Hostile("brings no target", source, ""))
+    line = refusal("generate", "--target", "bad", "--prompt", "a")
+    assert "target" in line
+    assert "hostile 6.6" in line
+
+
 @named(hostile.MEDDLES)
 def test_what_is_not_a_plug_ins_to_change_is_put_back_and_said(
     site: Site, recipe: Path, target: Target, plug_in: Hostile

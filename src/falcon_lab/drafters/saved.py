@@ -96,7 +96,13 @@ def load_drafter(
             f"{trained_for['fingerprint']}; {target.name} has {target.fingerprint}. Load that "
             "target, or distil a drafter for this one"
         )
-    drafter = components.build("drafter", saved_node(folder, components), BuildContext(host=target))
+    node = saved_node(folder, components)
+    drafter = components.build("drafter", node, BuildContext(host=target))
+    if not hasattr(drafter, "load_state_dict"):
+        owner = components.owner("drafter", node["name"])
+        raise FalconLabError(
+            f"{folder}: drafter {node['name']!r} of {owner} has no weights to load"
+        )
     _read_weights(folder / WEIGHTS, drafter)
     return drafter.to(device=target.device, dtype=target.dtype).eval()
 

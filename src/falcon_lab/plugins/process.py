@@ -7,6 +7,7 @@ user set, and torch's defaults, which decide what is trained and measured.
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -15,11 +16,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from falcon_lab.errors import PluginWarning
 
@@ -89,7 +90,12 @@ def _sweeping(before: Sequence[Any]) -> bool:
 def _facts() -> list[Fact]:
     facts = [
         *(_attribute(sys, name) for name in ("stdin", "stdout", "stderr", "excepthook")),
+        _attribute(warnings, "showwarning"),
         Fact("logging.disable", lambda: logging.root.manager.disable, logging.disable),
+        Fact("sys.settrace", sys.gettrace, sys.settrace),
+        Fact("sys.setprofile", sys.getprofile, sys.setprofile),
+        Fact("gc", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        _recursion(sys.getrecursionlimit()),
         Fact("the working directory", _folder, os.chdir),
         *(_variable(name) for name in {*os.environ, *OURS}),
         *(Fact("sys.path", partial(_on_path, each), partial(_add, each)) for each in sys.path),
@@ -101,7 +107,17 @@ def _facts() -> list[Fact]:
 
 
 def _attribute(owner: Any, name: str) -> Fact:
-    return Fact(f"sys.{name}", partial(getattr, owner, name), partial(setattr, owner, name))
+    read, write = partial(getattr, owner, name), partial(setattr, owner, name)
+    return Fact(f"{owner.__name__}.{name}", read, write)
+
+
+def _recursion(limit: int) -> Fact:
+    """Return that the limit of recursion is not lower; some libraries need a higher one."""
+    return Fact(
+        "the limit of recursion",
+        lambda: sys.getrecursionlimit() >= limit,
+        lambda _: sys.setrecursionlimit(limit),
+    )
 
 
 def _folder() -> Path | None:
@@ -172,36 +188,49 @@ def stdout_aside() -> Iterator[None]:
     """
     with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
         sys.stdout.flush()
-    bytes_aside = io.BufferedWriter(_ToStderr())
-    text = io.TextIOWrapper(bytes_aside, "utf-8", "backslashreplace", write_through=True)
-    with redirect_stdout(text), _descriptor_aside():
+    ours = [_stream(sys.stderr), _stream(sys.stderr)]
+    with redirect_stdout(ours[0]), redirect_stderr(ours[1]), _descriptors_aside():
         try:
             yield
         finally:
-            with suppress(ValueError):  # it was closed
-                text.flush()
+            for stream in ours:
+                with suppress(ValueError):  # it was closed
+                    stream.flush()
 
 
 @contextmanager
-def _descriptor_aside() -> Iterator[None]:
+def _descriptors_aside() -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):  # one of the two is closed
-            stdout = os.dup(1)
-            stack.callback(os.close, stdout)
+            for number in (1, 2):
+                kept = os.dup(number)
+                stack.callback(os.close, kept)
+                stack.callback(os.dup2, kept, number)
             os.dup2(2, 1)
-            stack.callback(os.dup2, stdout, 1)
         yield
 
 
-class _ToStderr(io.RawIOBase):
-    """Bytes that go where ``sys.stderr`` does; closing it closes nothing else."""
+def _stream(stderr: TextIO) -> TextIO:
+    """Return a stream that writes where stderr does, and that may be closed."""
+    through = io.BufferedWriter(_Through(stderr))
+    return io.TextIOWrapper(through, "utf-8", "backslashreplace", write_through=True)
+
+
+class _Through(io.RawIOBase):
+    """Bytes that another stream writes; closing it closes nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        sys.stderr.write(bytes(data).decode("utf-8", "replace"))
+        self._stream.write(bytes(data).decode("utf-8", "replace"))
         return len(data)
 
     def fileno(self) -> int:
-        return sys.stderr.fileno()
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()

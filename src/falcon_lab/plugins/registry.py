@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from falcon_lab.interfaces import BuildContext, TargetContext
 
 
+DEEPEST = 20
+"""Components within components."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """A plug-in that did not load."""
@@ -85,10 +89,18 @@ class Components:
             or
                 a value that the component's dataclass refuses.
         """
+        return self._checked(kind, node, key, DEEPEST)
+
+    def _checked(self, kind: str, node: Mapping[str, Any], key: str, left: int) -> dict[str, Any]:
         component = self.named(kind, node, key)
+        if not left:
+            raise ConfigError(key, f"components within components never end ({component.owner})")
         values = _values(component, node, key)
         for name, inner in _nodes(component.config).items():
-            values[name] = self.check(inner, values[name], join(key, name))
+            if not isinstance(values[name], Mapping):
+                problem = f"must be a {inner}'s mapping with its name, not {values[name]!r}"
+                raise ConfigError(join(key, name), f"{problem} ({component.owner})")
+            values[name] = self._checked(inner, values[name], join(key, name), left - 1)
         return {"name": node["name"], **values}
 
     def owner(self, kind: str, name: str) -> str:

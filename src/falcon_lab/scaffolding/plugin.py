@@ -85,12 +85,12 @@ def write_plugin(name: str, kind: str, into: Path, components: Components) -> Pa
     """
     package = package_of(name)
     described = KINDS[kind]
-    if components.knows(described.kind, name):
-        owner = components.find(described.kind, name)
-        raise FalconLabError(
-            f"a component {name!r} of kind {described.kind} comes with {owner.distribution} "
-            f"{owner.version} already; choose another name"
-        )
+    for known in components.components:
+        if (known.kind, known.name) == (described.kind, name):
+            raise FalconLabError(
+                f"a component {name!r} of kind {described.kind} comes with {known.distribution} "
+                f"{known.version} already; choose another name"
+            )
     folder = into / name
     if folder.exists():
         raise FalconLabError(f"{folder} is there already; choose another name or --into")
