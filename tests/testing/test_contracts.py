@@ -64,6 +64,8 @@ def nodes(kind: str) -> list[dict[str, Any]]:
     """Every component of a kind with its defaults, and with options that matter."""
     known = everything()
     found = [{"name": name} for name in known.names(kind)] + VARIANTS.get(kind, [])
+    if kind == "target":  # of which this repository has the model
+        found.remove({"name": "smollm2"})
     if kind == "tree_builder":
         found += [{"name": "static", "template": name} for name in known.names("template")]
     return found

@@ -34,6 +34,11 @@ REQUIRED = (
     "tokenizers",
     "matplotlib",
 )
+OPTIONAL = {
+    "datasets": "extra 'data': prompt sets from the hub",
+    "gguf": "extra 'gguf': targets in GGUF files",
+    "accelerate": "extra 'gguf': targets in GGUF files",
+}
 MALWARE = {"lightning": ("2.6.2", "2.6.3")}
 """Versions that must not be imported (GHSA-w37p-236h-pfx3)."""
 
@@ -109,10 +114,11 @@ def devices() -> Iterator[Finding]:
 
 def optional_packages() -> Iterator[Finding]:
     """Check for optional packages."""
-    try:
-        yield Finding("datasets", version("datasets"))
-    except PackageNotFoundError:
-        yield Finding("datasets", "not installed (extra 'data': prompt sets from the hub)")
+    for name, use in OPTIONAL.items():
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            yield Finding(name, f"not installed ({use})")
     yield flash_attn()
 
 

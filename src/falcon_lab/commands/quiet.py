@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 BAR_DELAY = "1"
 """Seconds before a progress bar of tqdm appears: what is done by then needs none."""
+BAR_PAUSE = "60"
+"""Seconds between two states of another library's bar where stderr is no terminal."""
 
 TALKATIVE = {
     "lightning.pytorch.utilities.rank_zero": ("💡 Tip:", "TPU available"),
@@ -36,8 +39,11 @@ POINTLESS = (
 @contextmanager
 def third_party_tips_silenced() -> Iterator[None]:
     """Silence third parties' tips inside the block."""
-    before = os.environ.get("TQDM_DELAY")
-    os.environ.setdefault("TQDM_DELAY", BAR_DELAY)
+    bars = {"TQDM_DELAY": BAR_DELAY}
+    if not sys.stderr.isatty():
+        bars["TQDM_MININTERVAL"] = BAR_PAUSE
+    added = {name: text for name, text in bars.items() if name not in os.environ}
+    os.environ.update(added)
     filters = [(logging.getLogger(name), _Without(texts)) for name, texts in TALKATIVE.items()]
     for logger, each in filters:
         logger.addFilter(each)
@@ -49,8 +55,8 @@ def third_party_tips_silenced() -> Iterator[None]:
     finally:
         for logger, each in filters:
             logger.removeFilter(each)
-        if before is None:
-            os.environ.pop("TQDM_DELAY", None)
+        for name in added:
+            os.environ.pop(name, None)
 
 
 class _Without(logging.Filter):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -21,6 +23,8 @@ from torch import Tensor
 from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.choosing import MERGING, loading_attention, use_backend
+from falcon_lab.model.gguf import converted
+from falcon_lab.model.gguf_header import is_gguf
 from falcon_lab.model.masks import ATTENTION
 from falcon_lab.model.target import Target
 from falcon_lab.tree import TokenTree, ancestor_matrix
@@ -40,7 +44,8 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
     """The frozen target, on its device, proven to be one by a few tokens.
 
     Code from a model's repository is never run, and pickled weights are not read. ``announce`` is
-    called with a line on the attention that was chosen, where the configuration leaves that open.
+    called with a line on the attention that was chosen, where the configuration leaves that open,
+    and where a GGUF file is converted.
 
     Raises:
         FalconLabError: with the reason and the file or key at fault.
@@ -52,6 +57,11 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
     if config.attention not in (*ATTENTION, *MERGING):
         _refuse_choice("target.attention", config.attention, (*ATTENTION, *MERGING))
     device = resolve_device(config.device)
+    if is_gguf(config.name):
+        folder = converted(Path(config.name), announce, partial(refuse_unfit, config))
+        target = load_target(replace(config, name=str(folder)), announce)
+        target.name = config.name
+        return target
     settings = _read_settings(config)
     refuse_unfit(config, settings)
     tokenizer = _read_tokenizer(config)
