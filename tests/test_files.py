@@ -14,6 +14,7 @@ from falcon_lab.files import (
     keep_former,
     locked,
     make_folder,
+    remove_leftovers,
     replacing,
     write_atomically,
 )
@@ -197,3 +198,12 @@ def test_a_lock_is_held_against_others_and_given_back(tmp_path: Path) -> None:
     lock.mkdir()
     with pytest.raises(FalconLabError, match="folder stands"), locked(lock, busy="in use"):
         pass
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".123.results.json", ".lock", ".12.d", "results.json", ".env.1"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".7.folder").mkdir()
+    remove_leftovers(tmp_path, tmp_path / "missing")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {".lock", ".env.1", "results.json", ".7.folder"}

@@ -185,6 +185,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def remove_leftovers(*folders: Path) -> None:
+    """Remove the temporary files of processes that were killed; a lock keeps living ones away."""
+    for folder in folders:
+        for path in folder.glob(".[0-9]*.*"):
+            if path.name.split(".")[1].isdigit():  # as ``replacing`` names them
+                with suppress(OSError):
+                    path.unlink()
+
+
 def make_folder(path: Path) -> Path:
     """Make a folder and those around it; one that is there stays as it is.
 

@@ -15,7 +15,7 @@ from falcon_lab.config.load import dump, to_plain
 from falcon_lab.config.saved import CONFIGURATION, FACTS, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import check_place, locked, make_folder, write_atomically
+from falcon_lab.files import check_place, locked, make_folder, remove_leftovers, write_atomically
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.stored import read_bounded
@@ -86,6 +86,8 @@ class Run:
             "with out=FOLDER"
         )
         with locked(current.folder / ".lock", busy=busy):
+            answers = current.folder / "answers"
+            remove_leftovers(current.folder, current.drafter_folder, answers)
             current.claim()
             finished = False
             try:

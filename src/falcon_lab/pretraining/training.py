@@ -30,7 +30,7 @@ from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import write_atomically
+from falcon_lab.files import about, write_atomically
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.masks import packed_mask
 from falcon_lab.model.target import Target
@@ -164,9 +164,14 @@ def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
 
 
 def save_whole(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer in one piece: ``MARK`` comes last."""
+    """Save a tokenizer in one piece: ``MARK`` comes last.
+
+    Raises:
+        FalconLabError: it cannot be written.
+    """
     with TemporaryDirectory(dir=folder, prefix="tokenizer-") as place:
-        tokenizer.save_pretrained(place)
+        with about(folder, also=(Exception,)):  # a full disk is nothing more precise there
+            tokenizer.save_pretrained(place)
         for file in sorted(Path(place).iterdir(), key=lambda file: file.name == MARK):
             file.replace(folder / file.name)
 

@@ -11,7 +11,7 @@ from typing import Any
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.assembling import KINDS
-from falcon_lab.files import locked, make_folder
+from falcon_lab.files import locked, make_folder, remove_leftovers
 from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.statistics import Interval, resampled
@@ -91,6 +91,7 @@ def holding(folder: Path) -> Iterator[None]:
         "out=FOLDER"
     )
     with locked(make_folder(folder) / ".compare.lock", busy=busy):
+        remove_leftovers(folder)
         yield
 
 
