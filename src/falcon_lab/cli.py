@@ -35,6 +35,7 @@ from falcon_lab.commands.streams import (
     make_streams_safe,
     reader_left,
 )
+from falcon_lab.environment import check_environment
 from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.files import explain
 from falcon_lab.plugins.culprits import blame, speaker
@@ -167,6 +168,7 @@ def end_bars() -> None:
 @click.pass_context
 def main(ctx: click.Context, with_traceback: bool) -> None:
     """Train speculative-decoding drafters and measure them honestly."""
+    check_environment()
     ctx.with_resource(third_party_tips_silenced())
     ctx.with_resource(warnings.catch_warnings())
     warnings.simplefilter("once", PluginWarning)

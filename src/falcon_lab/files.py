@@ -306,11 +306,22 @@ def locked(path: Path, *, busy: str | None) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return ``$FALCON_LAB_CACHE``, ``$XDG_CACHE_HOME/falcon-lab`` or ``~/.cache/falcon-lab``."""
-    if chosen := os.environ.get("FALCON_LAB_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "falcon-lab"
+    """Return ``$FALCON_LAB_CACHE``, ``$XDG_CACHE_HOME/falcon-lab`` or ``~/.cache/falcon-lab``.
+
+    Raises:
+        FalconLabError: it begins with ``~``, and there is no such home.
+    """
+    chosen, base = os.environ.get("FALCON_LAB_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return (Path(base).expanduser() if base else Path.home() / ".cache") / "falcon-lab"
+    except RuntimeError as error:
+        asked = f"{'FALCON_LAB_CACHE' if chosen else 'XDG_CACHE_HOME'}={chosen or base or ''}"
+        raise FalconLabError(
+            f"{asked}: there is no such home folder; set FALCON_LAB_CACHE to a folder for models "
+            "and texts"
+        ) from error
 
 
 def cached(kind: str, name: str, fingerprint: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.load import dump, to_plain
 from falcon_lab.config.saved import CONFIGURATION, FACTS, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
+from falcon_lab.environment import is_worker, wandb_mode, world_size
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_place, locked, make_folder, remove_leftovers, write_atomically
 from falcon_lab.plugins.discovery import load_components
@@ -77,6 +77,7 @@ class Run:
         from falcon_lab.report.tracking import run_folder
 
         current = cls(experiment, run_folder(experiment), announce)
+        wandb_mode(experiment.wandb.mode)  # before anything is trained
         make_folder(current.folder)
         if current.is_worker:  # of a distributed training, whose first process holds the lock
             yield current
@@ -100,7 +101,7 @@ class Run:
     @property
     def is_worker(self) -> bool:
         """Return whether this process only takes part in a distributed training."""
-        return os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("RANK", "0") != "0"
+        return is_worker()
 
     @cached_property
     def components(self) -> Components:
@@ -267,7 +268,7 @@ def keep_to_one_device(experiment: Experiment) -> None:
     """
     devices = experiment.trainer.setdefault("devices", 1)
     alone = len(devices) == 1 if isinstance(devices, list) else str(devices) == "1"
-    if not alone or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not alone or world_size() > 1:
         raise FalconLabError(
             f"trainer.devices is {devices}: heads and seeds are trained one after another on one "
             "device; to train on several, run each alone with seeds=[], then compare the runs"

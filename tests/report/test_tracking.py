@@ -21,7 +21,6 @@ from falcon_lab.report.tracking import (
     run_folder,
     run_id,
     start_tracking,
-    wandb_mode,
 )
 from falcon_lab.report.tree_drawing import draw_svg, draw_text
 from measuring import EXPERIMENT, HEADER, TARGET, TREE, measurement
@@ -40,30 +39,6 @@ def results(**changes: Any) -> dict[str, Any]:
     return build_results(
         measurement(3, **changes), experiment=EXPERIMENT, target=TARGET, header=HEADER
     )
-
-
-@pytest.mark.parametrize(
-    ("configured", "environment", "mode"),
-    [
-        (None, {}, "offline"),
-        ("online", {}, "online"),
-        ("online", {"WANDB_MODE": "disabled"}, "disabled"),
-        (None, {"WANDB_MODE": "online"}, "online"),
-        (None, {"WANDB_SWEEP_ID": "s"}, "online"),
-        ("offline", {"WANDB_SWEEP_ID": "s"}, "offline"),
-        (None, {"WANDB_SWEEP_ID": "s", "WANDB_MODE": "offline"}, "offline"),
-        (None, {"WANDB_MODE": "dryrun"}, "offline"),
-    ],
-)
-def test_the_mode_is_the_environments_the_experiments_or_the_sweeps(
-    configured: str | None, environment: dict[str, str], mode: str
-) -> None:
-    assert wandb_mode(configured, environment) == mode
-
-
-def test_a_mode_that_wandb_does_not_have_is_refused() -> None:
-    with pytest.raises(FalconLabError, match="'onlin'; choose one of offline, online, disabled"):
-        wandb_mode("onlin", {})
 
 
 def test_each_run_of_a_sweep_has_a_folder_of_its_own() -> None:

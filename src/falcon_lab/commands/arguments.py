@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from falcon_lab.commands.signals import is_worker
+from falcon_lab.environment import is_worker
 from falcon_lab.errors import FalconLabError
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -114,7 +114,8 @@ def generate(
     target = setup.target
     engine = speculative(setup, drafter, overrides) or setup.plain()
     chat = bool(getattr(target.tokenizer, "chat_template", None))
-    encoded = EncodedPrompt("prompt", "", (text,), target.tokenizer, chat, target.device)
+    longest = target.max_positions
+    encoded = EncodedPrompt("prompt", "", (text,), target.tokenizer, chat, target.device, longest)
     stream = Stream(setup.stop, color=wants_color(no_color))
     with Stopwatch(target.device) as watch:
         generation = setup.answer(engine, encoded, on_round=stream.on_round)

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from falcon_lab.environment import is_worker
+
 ENDING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -40,11 +42,6 @@ class Ended(BaseException):
     def __init__(self, number: int) -> None:
         self.name, self.exit_code = signal.Signals(number).name, 128 + number
         super().__init__(self.name)
-
-
-def is_worker() -> bool:
-    """Return whether another process of a distributed training leads and speaks."""
-    return os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("RANK", "0") != "0"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from falcon_lab.environment import WANDB_MODES
 from falcon_lab.errors import ConfigError
 from falcon_lab.fields import (
     TEMPERATURES,
@@ -120,6 +121,14 @@ class PretrainingConfig:
     seed: int = any_seed()
     checkpoint_every: int = step_count(50)
     gate: Gate = field(default_factory=Gate)
+
+    def __post_init__(self) -> None:
+        if self.length > self.model.max_positions:
+            raise ConfigError(
+                "length",
+                f"is {self.length}, and the model has {self.model.max_positions} positions; lower "
+                "it, or raise model.max_positions",
+            )
 
 
 @dataclass
@@ -296,7 +305,7 @@ class EvaluationConfig:
 class WandbConfig:
     """Weights & Biases: offline by default."""
 
-    mode: str | None = choice(None, ("offline", "online", "disabled"))
+    mode: str | None = choice(None, WANDB_MODES)
     """``offline``, ``online``, ``disabled``; null: offline, or online inside a sweep."""
     project: str = limited("falcon-lab", WANDB_PROJECT)
     entity: str | None = filled(None, "name one, or write null")
@@ -338,3 +347,12 @@ class Experiment:
     seeds: list[int] = each_once(any_seed([]))
     """Seeds that a comparison trains every head with; empty is the experiment's own seed. A run
     with seeds is a comparison of one head."""
+
+    def __post_init__(self) -> None:
+        recipe, wanted = self.target.pretraining, {"data", "distil"} & set(self.stages)
+        if recipe and wanted and self.data.length > recipe.model.max_positions:
+            raise ConfigError(
+                "data.length",
+                f"is {self.data.length}, and the target has {recipe.model.max_positions} positions "
+                "(target.pretraining.model.max_positions); lower it",
+            )

@@ -31,6 +31,7 @@ class EncodedPrompt:
         chat: whether turns go through the tokenizer's chat template; without it, prompts and
             answers are simply joined.
         device: where the tokens are wanted.
+        longest: tokens that the target reads at the most; None does not check.
     """
 
     id: str
@@ -39,18 +40,25 @@ class EncodedPrompt:
     tokenizer: Any
     chat: bool = False
     device: torch.device | str = "cpu"
+    longest: int | None = None
 
     def tokens(self, answers: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return all that the target reads before it answers turn ``len(answers)``, ``[P]`` long.
 
         Raises:
-            FalconLabError: when that is nothing.
+            FalconLabError: that is nothing, or leaves no room for an answer.
         """
         ids = self._chat(answers) if self.chat else self._plain(answers)
         if not ids:
             raise FalconLabError(
                 f"prompt {self.id!r}, turn {len(answers) + 1}: no token is left after encoding; "
                 "give it some text"
+            )
+        if self.longest is not None and len(ids) >= self.longest:
+            raise FalconLabError(
+                f"prompt {self.id!r}, turn {len(answers) + 1}: has {len(ids)} tokens with all that "
+                f"comes before it, and the target reads {self.longest} with the answer; shorten "
+                "it, leave it out, or take a target with more positions"
             )
         return torch.tensor(ids, dtype=torch.long, device=self.device)
 
@@ -85,13 +93,20 @@ def encode_prompts(
     *,
     device: torch.device | str = "cpu",
     chat: bool | None = None,
+    longest: int | None = None,
 ) -> list[EncodedPrompt]:
     """Encode prompts for ``measure``.
 
-    ``chat`` None uses a chat template where the tokenizer has one.
+    Args:
+        prompts: with unique ids.
+        tokenizer: the target's.
+        device: where the tokens are wanted.
+        chat: None uses a chat template where the tokenizer has one.
+        longest: tokens that the target reads at the most; None does not check.
 
     Raises:
-        FalconLabError: for a prompt without turns or an id that stands twice.
+        FalconLabError: for a prompt without turns, an id that stands twice, or a first turn that
+            is too long.
     """
     if chat is None:
         chat = bool(getattr(tokenizer, "chat_template", None))
@@ -102,6 +117,11 @@ def encode_prompts(
         if prompt.id in seen:
             raise FalconLabError(f"prompt id {prompt.id!r} stands twice; ids must be unique")
         seen.add(prompt.id)
-    return [
-        EncodedPrompt(p.id, p.category, tuple(p.turns), tokenizer, chat, device) for p in prompts
+    encoded = [
+        EncodedPrompt(p.id, p.category, tuple(p.turns), tokenizer, chat, device, longest)
+        for p in prompts
     ]
+    if longest is not None:
+        for prompt in encoded:
+            prompt.tokens([])
+    return encoded

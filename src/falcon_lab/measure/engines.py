@@ -202,7 +202,12 @@ class Setup:
             tokenizer=self.target.tokenizer,
             seed=self.experiment.data.seed,
         )
-        return encode_prompts(prompts, self.target.tokenizer, device=self.target.device)
+        return encode_prompts(
+            prompts,
+            self.target.tokenizer,
+            device=self.target.device,
+            longest=self.target.max_positions,
+        )
 
     def other_prompts(
         self, source: str, limit: int, measured: Sequence[EncodedPrompt]

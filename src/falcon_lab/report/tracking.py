@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.environment import wandb_mode, wandb_run
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import make_folder, write_atomically
 from falcon_lab.report.methods import named
@@ -24,31 +25,12 @@ from falcon_lab.report.tree_drawing import draw_svg, draw_text
 if TYPE_CHECKING:
     from falcon_lab.config.schema import Experiment, WandbConfig
 
-MODES = ("offline", "online", "disabled")
 RUN_ID = "wandb-run-id"
-
-
-def wandb_mode(configured: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the mode of W&B: the environment's, the experiment's, or a default.
-
-    The default is online in a sweep, whose controller an offline run would not reach, and offline
-    elsewhere.
-
-    Raises:
-        FalconLabError: for a mode that W&B does not have.
-    """
-    mode = environment.get("WANDB_MODE") or configured
-    if not mode:
-        return "online" if environment.get("WANDB_SWEEP_ID") else "offline"
-    mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)  # W&B's older names
-    if mode not in MODES:
-        raise FalconLabError(f"wandb.mode is {mode!r}; choose one of {', '.join(MODES)}")
-    return mode
 
 
 def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.environ) -> Path:
     """Return the experiment's ``out``; each run of a sweep adds its W&B id."""
-    run = environment.get("WANDB_RUN_ID")
+    run = wandb_run(environment)
     if environment.get("WANDB_SWEEP_ID") and run:
         return Path(f"{experiment.out}-{run}")
     return Path(experiment.out)
@@ -56,7 +38,7 @@ def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.envir
 
 def run_id(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
     """Return the W&B id of the run in ``folder``; it is stored there, for when the run resumes."""
-    given = environment.get("WANDB_RUN_ID")
+    given = wandb_run(environment)
     file = folder / RUN_ID
     if not given and file.exists() and (stored := file.read_text(encoding="utf-8").strip()):
         return stored
