@@ -202,3 +202,24 @@ def test_the_default_of_a_choice_is_one_of_its_words() -> None:
     for key, words in choices.items():
         value = reduce(getattr, key.split("."), experiment)
         assert value is None or set([value] if isinstance(value, str) else value) <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"target": {"pretraining": {"length": 3000}}}, "target.pretraining.length"),
+        ({"target": {"pretraining": {"model": {"max_positions": 9}}}}, "target.pretraining.length"),
+        ({"target": {"pretraining": {}}, "data": {"length": 3000}}, "data.length"),
+    ],
+)
+def test_a_length_beyond_the_positions_is_blamed_on_its_own_key(
+    tree: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match="positions") as caught:
+        resolve(Experiment, tree)
+    assert caught.value.key == key
+
+
+def test_a_long_target_may_be_measured_where_nothing_is_packed() -> None:
+    tree = {"target": {"pretraining": {}}, "data": {"length": 3000}, "stages": ["evaluate"]}
+    assert resolve(Experiment, tree).data.length == 3000

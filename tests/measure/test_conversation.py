@@ -44,3 +44,13 @@ def test_ids_that_stand_twice_and_prompts_without_turns_are_refused() -> None:
         encode_prompts([one, one], Letters())
     with pytest.raises(FalconLabError, match="'q' has no turns"):
         encode_prompts([Prompt(id="q", category="x", turns=[])], Letters())
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_named_with_its_tokens() -> None:
+    long = Prompt(id="p9", category="x", turns=["letters"])
+    for longest in (3, 7):
+        with pytest.raises(FalconLabError, match=rf"'p9'.* 7 tokens .* {longest} "):
+            encode_prompts([long], Letters(), longest=longest)
+    (two,) = encode_prompts([Prompt(id="p", category="x", turns=["a", "b"])], Letters(), longest=6)
+    with pytest.raises(FalconLabError, match="'p', turn 2"):
+        two.tokens([[ord("c")] * 5])

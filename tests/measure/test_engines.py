@@ -124,3 +124,22 @@ def test_an_engine_runs_as_the_section_decoding_says(
     experiment = load_experiment(None, overrides, components=components)
     engines = Setup(experiment, target, components).methods(saved).engines
     assert engines["row"].decoding.prefill_chunk == 7
+
+
+def test_a_drafter_that_nobody_trained_is_labelled_and_told(
+    target: Any, components: Components
+) -> None:
+    lines: list[str] = []
+    experiment = load_experiment(
+        None, ["evaluation.methods.fresh.drafter.name=falcon"], components=components
+    )
+    found = Setup(experiment, target, components, lines.append).methods()
+    assert found.labels["fresh"].endswith("untrained")
+    assert any("nobody trained" in line for line in lines)
+
+
+def test_a_run_without_its_drafter_is_told_to_train_one(
+    target: Any, components: Components, tmp_path: Path
+) -> None:
+    with pytest.raises(FalconLabError, match=f"{tmp_path}.*distil"):
+        methods(target, components, tmp_path / "drafter", "optional=false")

@@ -143,6 +143,8 @@ class Drafter(ABC):
             what decoder layer i puts out, counted from 1. The last one's output is in
             ``features``, after the final norm.
         max_auxiliary: most auxiliary nodes of a round (sizes the KV cache).
+        pretrained: whether its weights, if it has any, were trained before it was built (a model
+            from the hub), so that it may decode untrained.
     """
 
     __slots__ = ()
@@ -151,6 +153,7 @@ class Drafter(ABC):
     max_passes: int | None = None
     taps: tuple[int, ...] = ()
     max_auxiliary: int = 0
+    pretrained: bool = False
 
     @abstractmethod
     def reset(self, first: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from falcon_lab.config.load import to_plain
+from falcon_lab.config.saved import DESCRIPTION
 from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig, Node
 from falcon_lab.decoding.assembling import (
     KINDS,
@@ -24,7 +25,7 @@ from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, saved_node
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Announce, BuildContext, Drafter
+from falcon_lab.interfaces import Announce, BuildContext, Drafter, is_trainable
 from falcon_lab.measure import provenance
 from falcon_lab.measure.conversation import EncodedPrompt, encode_prompts
 from falcon_lab.measure.journal import Journal
@@ -122,7 +123,17 @@ class Setup:
         node = config.drafter
         if node is not None:
             drafter = self.components.build("drafter", node, BuildContext(host=self.target))
+            if is_untrained(drafter):
+                self.announce(
+                    f"{node['name']} has weights that nobody trained, so that its drafts are "
+                    "rarely accepted; train it by falcon-lab run, and name RUN/drafter"
+                )
         else:
+            if not config.drafter_path and not (trained / DESCRIPTION).exists():
+                raise FalconLabError(
+                    f"{trained}: no drafter is trained here yet; run the stages that train one, "
+                    "stages=[target,data,distil], or give the method a drafter or a drafter_path"
+                )
             folder = Path(config.drafter_path) if config.drafter_path else trained
             drafter = load_drafter(folder, self.target, self.components)
             node = saved_node(folder, self.components)
@@ -169,7 +180,9 @@ class Setup:
         nodes = {key: getattr(config, key) or getattr(self.experiment, key) for key in KINDS}
         methods.engines[name] = self.engine(drafter, nodes)
         methods.provenance[name] = self.provenance(drafter, node, nodes)
-        methods.labels[name] = label(node, drafter.block, nodes["tree"], nodes["controller"])
+        described = label(node, drafter.block, nodes["tree"], nodes["controller"])
+        untrained = config.drafter is not None and is_untrained(drafter)
+        methods.labels[name] = f"{described}, untrained" if untrained else described
         return methods.engines[name]
 
     def provenance(self, drafter: Drafter, node: Node, nodes: Mapping[str, Node]) -> dict[str, Any]:
@@ -310,6 +323,11 @@ class Setup:
             left_out=methods.left_out,
             headline=headline,
         )
+
+
+def is_untrained(drafter: Drafter) -> bool:
+    """Return whether a drafter that was just built has weights that nobody trained."""
+    return is_trainable(drafter) and not drafter.pretrained
 
 
 def sampling_of(config: EvaluationConfig) -> Sampling:

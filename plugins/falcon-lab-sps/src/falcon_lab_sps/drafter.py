@@ -59,7 +59,8 @@ class SpsDrafter(TrainableDrafter):
         self.config = config
         self.host: Any = context.host
         self.model = small_model(config, context.host)
-        self._first = 1 if config.model is None else 0  # position of the first token
+        self.pretrained = config.model is not None
+        self._first = 0 if self.pretrained else 1  # position of the first token
         self._draft_through(EagerPass)
 
     def _draft_through(self, make: PassMaker) -> None:
