@@ -122,6 +122,6 @@ def encode_prompts(
         for p in prompts
     ]
     if longest is not None:
-        for prompt in encoded:
-            prompt.tokens([])
+        for each in encoded:
+            each.tokens([])
     return encoded
