@@ -107,7 +107,7 @@ class Commands(click.Group):
         """Run the chosen command, until it ends or is ended."""
         say = partial(say_ended, ctx)
         try:
-            with ending_signals_raised(say):
+            with ending_signals_raised(say), plug_ins_blamed():
                 return super().invoke(ctx)
         except Ended as ended:
             say(ended)

@@ -16,7 +16,7 @@ import click
 
 from falcon_lab import __version__
 from falcon_lab.files import cache_folder
-from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.discovery import ALLOW_LIST, load_components
 
 OURS = "falcon-lab"
 MENDABLE = 3
@@ -152,13 +152,13 @@ def plug_ins() -> Iterator[Finding]:
         brought = [components.called(c.kind, c.full_name) for c in own]
         yield Finding("plug-in", f"{name} {found}: {', '.join(brought)}")
     for failure in components.failures:
-        advice = f"mend or remove it, or leave it out with FALCON_LAB_PLUGINS (now: {allow_list()})"
+        advice = f"mend or remove it, or leave it out with {ALLOW_LIST} (now: {allow_list()})"
         yield Finding("plug-in", str(failure), advice)
 
 
 def allow_list() -> str:
     """Return the value of FALCON_LAB_PLUGINS."""
-    return os.environ.get("FALCON_LAB_PLUGINS", "unset")
+    return os.environ.get(ALLOW_LIST, "unset")
 
 
 def cache() -> Finding:

@@ -155,6 +155,7 @@ class Register:
         named = isinstance(build, str) and re.fullmatch(r"[\w.]+:[\w.]+", build)
         if not (callable(build) or named):
             raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
+        name = str.__str__(name)  # of an enumeration, or of a class that compares otherwise
         self.components.append(Component(kind, name, build, config, *self._origin))
 
 

@@ -97,7 +97,7 @@ class Components:
             raise ConfigError(key, f"components within components never end ({component.owner})")
         values = _values(component, node, key)
         for name, inner in _nodes(component.config).items():
-            if not isinstance(values[name], Mapping):
+            if inner not in KINDS or not isinstance(values[name], Mapping):
                 problem = f"must be a {inner}'s mapping with its name, not {values[name]!r}"
                 raise ConfigError(join(key, name), f"{problem} ({component.owner})")
             values[name] = self._checked(inner, values[name], join(key, name), left - 1)
@@ -278,7 +278,8 @@ def _refusals_named(component: Component) -> Iterator[None]:
     try:
         yield
     except (ValueError, FalconLabError) as error:
-        if component.built_in and isinstance(error, FalconLabError):
+        ours = isinstance(error, FalconLabError)
+        if ours and (component.built_in or component.full_name in str(error)):
             raise
         reason = str(error) if isinstance(error, FalconLabError) else said(error)
         problem = reason.removeprefix("ValueError: ")
