@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fakes.decoding import chain, speculative
-from falcon_lab.decoding.memory import free_memory
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext
+from falcon_lab.model.memory import free_memory
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import FalconConfig
 from falcon_lab.sampling import Sampling

@@ -26,6 +26,7 @@ from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.kv_layout import KVLayout
 from falcon_lab.model.lean import LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
+from falcon_lab.model.memory import check_room
 
 
 class Taps:
@@ -106,9 +107,15 @@ class Backbone(nn.Module):
         if getattr(shortened, "hidden_size_per_layer_input", None):
             shortened.hidden_size_per_layer_input = 0  # Gemma 4 looks them up by the token
         with of_the_kind(config, "decoder blocks"):
-            base = AutoModel.from_config(
-                shortened, attn_implementation=plain_attention(config), dtype=torch.float32
+            attention = plain_attention(config)
+            make = partial(
+                AutoModel.from_config,
+                shortened,
+                attn_implementation=attention,
+                dtype=torch.float32,
             )
+            check_room(shortened, make, f"drafter.layers is {layers}")
+            base = make()
             base.set_input_embeddings(None)
             made = cls(base, lean=True, width=shortened.hidden_size)
             made.check_layers(layers)
@@ -118,14 +125,14 @@ class Backbone(nn.Module):
         """Check by a pass over one token that fresh decoder layers can be called.
 
         Raises:
-            FalconLabError: there are more or fewer of them than asked for.
+            ValueError: there are more or fewer of them than asked for.
         """
         training = self.training
         self.eval()  # dropout would draw random numbers
         stored = len(self._measured_layout(next(self.base.parameters())).layers)
         self.train(training)
         if stored != layers:
-            raise FalconLabError(f"{stored} layers store keys and values where {layers} should")
+            raise ValueError(f"{stored} layers store keys and values where {layers} should")
 
     @property
     def implementation(self) -> str:
@@ -295,6 +302,8 @@ def of_the_kind(config: Any, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except FalconLabError:
+        raise
     except Exception as error:  # whatever a model of an unknown kind raises
         raise FalconLabError(
             f"no {what} of the target's kind ({config.model_type}) can be made: "

@@ -26,6 +26,7 @@ from falcon_lab.model.attention.choosing import MERGING, loading_attention, use_
 from falcon_lab.model.gguf import converted
 from falcon_lab.model.gguf_header import is_gguf
 from falcon_lab.model.masks import ATTENTION
+from falcon_lab.model.memory import check_room
 from falcon_lab.model.target import Target
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
@@ -66,7 +67,7 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
     refuse_unfit(config, settings)
     tokenizer = _read_tokenizer(config)
     attention, reason = _loading_attention(config, settings)
-    model = _read_model(config, attention)
+    model = _read_model(config, settings, attention)
     revision = getattr(settings, "_commit_hash", None) or config.revision
     target = Target(model, tokenizer, name=config.name, revision=revision, lean=config.lean).to(
         device
@@ -92,6 +93,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise FalconLabError(f"target.device is {name!r}; say auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise FalconLabError(f"target.device is {name!r}; say auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise FalconLabError(
             f"target.device is {name!r}, and torch sees {torch.cuda.device_count()} CUDA devices; "
@@ -112,21 +115,65 @@ def refuse_unfit(config: TargetConfig, settings: Any) -> None:
 
     kind = settings.model_type
     known = CLASSES.get(kind)
+    text = settings.get_text_config(decoder=True)
+    _check_types(config, settings, text)
     named = settings.architectures or []
     with_head = [a for a in named if a.endswith(CAUSAL) or a == known]
-    if known is None or (named and not with_head):
+    if known is None:
         raise FalconLabError(
-            f"target {config.name} has no LM head: it is a {', '.join(named) or kind}; choose a "
+            f"target {config.name} has no LM head: transformers knows no causal language model of "
+            f"type {kind}; choose another target (…ForCausalLM)"
+        )
+    if named and not with_head:
+        raise FalconLabError(
+            f"target {config.name} has no LM head: it is a {', '.join(named)}; choose a "
             "causal language model (…ForCausalLM)"
         )
-    text = settings.get_text_config(decoder=True)
-    layer_kinds(text)
+    try:
+        layer_kinds(text)
+    except FalconLabError as error:
+        raise FalconLabError(f"target {config.name}: {error}") from error
     _refuse_state(config.name, kind, known)
     if getattr(text, "attn_logit_softcapping", None) and config.attention == "sdpa":
         raise FalconLabError(
             f"target {config.name} caps its attention scores, which sdpa does not do; set "
             "target.attention=eager"
         )
+
+
+READ: dict[str, tuple[type, ...]] = {
+    "architectures": (list, str),
+    "layer_types": (list, str),
+    "layers_block_type": (list, str),
+    "attention_layers": (list, str),
+    "num_hidden_layers": (int,),
+    "hidden_size": (int,),
+    "vocab_size": (int,),
+    "sliding_window": (int,),
+    "attn_logit_softcapping": (int, float),
+    "final_logit_softcapping": (int, float),
+    "logit_scale": (int, float),
+    "logits_scaling": (int, float),
+}
+"""Keys of a stranger's config.json that are read here -> their types; of a list, its items' too."""
+
+
+def _check_types(config: TargetConfig, *parts: Any) -> None:
+    """Check what is read of a model's configuration; some families leave that to their users."""
+    for part in parts:
+        for key, (kind, *others) in READ.items():
+            value = getattr(part, key, None)
+            right = value is None or (
+                isinstance(value, (kind, *others)) and not isinstance(value, bool | str)
+            )
+            if right and isinstance(value, list | tuple):
+                right = all(isinstance(item, str) for item in value)
+            if not right:
+                words = "a list of texts" if kind is list else "a number"
+                raise FalconLabError(
+                    f"target {config.name}: {key} in its config.json is {value!r:.60}; it must be "
+                    f"{words}"
+                )
 
 
 def _loading_attention(config: TargetConfig, settings: Any) -> tuple[str, str | None]:
@@ -232,13 +279,14 @@ def _no_tokenizer(config: TargetConfig, reason: str) -> FalconLabError:
     )
 
 
-def _read_model(config: TargetConfig, attention: str) -> Any:
+def _read_model(config: TargetConfig, settings: Any, attention: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     if (folder := Path(config.name)).is_dir():
         check_weights(folder)
     try:
+        _check_room(config, settings)
         model, report = AutoModelForCausalLM.from_pretrained(
             config.name,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
@@ -247,6 +295,8 @@ def _read_model(config: TargetConfig, attention: str) -> Any:
             output_loading_info=True,
             **_source(config),
         )
+    except FalconLabError:
+        raise
     except Exception as error:  # as above
         _name_broken_file(config)
         _refuse(config, error)
@@ -257,6 +307,20 @@ def _read_model(config: TargetConfig, attention: str) -> Any:
             "has no LM head"
         )
     return model
+
+
+def _check_room(config: TargetConfig, settings: Any) -> None:
+    """Check that the model fits on the machine, and then on its device."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if getattr(settings, "quantization_config", None):
+        return  # its weights are smaller than those of a fresh model
+    dtype = {} if config.dtype == "auto" else {"dtype": getattr(torch, config.dtype)}
+    make = partial(AutoModelForCausalLM.from_config, settings, **dtype)
+    text, device = settings.get_text_config(decoder=True), resolve_device(config.device)
+    for place in (None, device) if device.type == "cuda" else (None,):
+        check_room(text, make, f"target {config.name}", device=place)
 
 
 def _name_broken_file(config: TargetConfig) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about, write_atomically
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.masks import packed_mask
+from falcon_lab.model.memory import check_room
 from falcon_lab.model.target import Target
 from falcon_lab.pretraining.quality import (
     Quality,
@@ -62,6 +64,7 @@ def build_model(shape: ModelShape, tokenizer: Any, *, seed: int) -> LlamaForCaus
         pad_token_id=None,
         dtype="float32",
     )
+    check_room(config, partial(LlamaForCausalLM, config), "target.pretraining.model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)

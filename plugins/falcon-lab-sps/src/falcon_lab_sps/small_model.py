@@ -6,6 +6,7 @@ Shapes: B batch, T new tokens, H hidden (of the small model), V vocabulary (of t
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from falcon_lab.model.backbone import Backbone, of_the_kind, plain_attention
 from falcon_lab.model.families import LayerSizes, decoder_of, max_positions, short_config
 from falcon_lab.model.lm_head import final_logits
 from falcon_lab.model.loading import load_target
+from falcon_lab.model.memory import check_room
 from falcon_lab_sps import LAYERS, SpsConfig
 
 NEVER = -1e4
@@ -101,9 +103,14 @@ def _fresh(config: SpsConfig, host: DrafterHost) -> Any:
 
     shape = fresh_config(config, host)
     with of_the_kind(host.config, "draft model"):
-        model = AutoModelForCausalLM.from_config(
-            shape, attn_implementation=plain_attention(host.config), dtype=torch.float32
+        make = partial(
+            AutoModelForCausalLM.from_config,
+            shape,
+            attn_implementation=plain_attention(host.config),
+            dtype=torch.float32,
         )
+        check_room(shape, make, "drafter.layers, hidden, heads and intermediate")
+        model = make()
         Backbone(decoder_of(model)).check_layers(config.layers or LAYERS)
     return model
 
