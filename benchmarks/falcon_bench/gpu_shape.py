@@ -33,8 +33,8 @@ from falcon_lab.measure import provenance
 from falcon_lab.measure.measurement import Engine
 from falcon_lab.measure.pass_costs import verifying
 from falcon_lab.model.attention.choosing import MERGING, use_backend
-from falcon_lab.model.loading import check_target
 from falcon_lab.model.recording import recorder_for
+from falcon_lab.model.self_check import check_target
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import FalconConfig, FixedConfig, StaticConfig
 from falcon_lab.report.tables import Column, Table, decimals, percent

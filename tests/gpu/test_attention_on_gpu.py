@@ -9,7 +9,7 @@ from falcon_lab.model.attention.backend import Kernel, masked_attention
 from falcon_lab.model.attention.choosing import AUTO, use_backend
 from falcon_lab.model.attention.kernels import KERNELS
 from falcon_lab.model.attention.merged import Merged
-from falcon_lab.model.loading import check_target
+from falcon_lab.model.self_check import check_target
 from falcon_lab.tree import ancestor_matrix
 from tiny_models import FAMILIES, tiny_target
 

@@ -18,7 +18,7 @@ from falcon_lab.model.families import (
     max_positions,
     short_config,
 )
-from falcon_lab.model.loading import check_target
+from falcon_lab.model.self_check import check_target
 from tiny_models import tiny_config, tiny_model
 from unusual_models import CONFIGURATIONS, unusual_config, unusual_target
 

@@ -13,7 +13,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.choosing import use_backend
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.graphs import PADDING, Tail, floor_of, step_of
-from falcon_lab.model.loading import check_target
+from falcon_lab.model.self_check import check_target
 from graph_cases import ATOL, STEP, TREES, graphed, text, tree_of
 from tiny_models import FAMILIES, tiny_target
 

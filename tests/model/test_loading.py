@@ -23,10 +23,10 @@ def load(folder: Path | str, **keys: str) -> Target:
     return load_target(dataclasses.replace(CPU, name=str(folder), **keys))
 
 
-def refused(folder: Path | str, **keys: str) -> str:
+def refused(folder: Path | str = "", **keys: str) -> str:
     """The message, which must be one line."""
     with pytest.raises(FalconLabError) as caught:
-        load(folder, **keys)
+        load(keys.pop("name", folder), **keys)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -134,7 +134,60 @@ def test_a_broken_index_is_named(tmp_path: Path) -> None:
     save_tiny(tmp_path, shard="10KB")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": ', "utf-8")
-    assert f"{index} is no index of weights" in refused(tmp_path)
+    assert f"{index}: no index of weights" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("names", ["[]", "[1]", '{"a": 1}', '{"a": {}}', '{"a": "../b"}', "null"])
+def test_an_index_that_names_no_files_beside_it_is_named(names: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, shard="10KB")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(f'{{"weight_map": {names}}}', "utf-8")
+    assert f"{index}: no index of weights" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", 3),
+        ("architectures", [1]),
+        ("architectures", "LlamaForCausalLM"),
+        ("sliding_window", "abc"),
+        ("sliding_window", [1]),
+        ("layer_types", {"a": 1}),
+        ("num_hidden_layers", "two"),
+        ("num_hidden_layers", 10_000_000),
+        ("vocab_size", 10**12),
+        ("model_type", "t5"),
+        ("model_type", "homemade"),
+        ("quantization_config", {"quant_method": "awq", "bits": 4}),
+    ],
+)
+def test_what_a_stranger_s_configuration_may_hold_is_refused_in_a_line(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path)
+    edit(tmp_path / "config.json", **{key: value})
+    assert str(tmp_path) in refused(tmp_path)
+
+
+@pytest.mark.parametrize("ids", ["x", [1, "a"], {"a": 1}, [[1]], 1.5])
+def test_an_end_that_is_no_token_is_refused(ids: object, tmp_path: Path) -> None:
+    edit(save_tiny(tmp_path) / "generation_config.json", eos_token_id=ids)
+    assert "eos_token_id is" in refused(tmp_path)
+
+
+def test_weights_of_another_shape_than_the_configuration_s_are_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    tiny_model("llama", hidden=16).save_pretrained(tmp_path / "other")
+    (tmp_path / "other/model.safetensors").replace(tmp_path / "model.safetensors")
+    assert "other shapes than its config.json says" in refused(tmp_path)
+
+
+def test_a_large_configuration_beside_small_weights_is_refused_before_it_is_made(
+    tmp_path: Path,
+) -> None:
+    edit(save_tiny(tmp_path) / "config.json", vocab_size=4_000_000)
+    assert "describes 2560" in refused(tmp_path)
 
 
 def test_a_folder_without_safetensors_says_that_pickles_are_not_read(tmp_path: Path) -> None:
@@ -248,10 +301,12 @@ def test_a_tokenizer_smaller_than_a_padded_vocabulary_is_fine(tmp_path: Path) ->
         ("attention", "flash", "target.attention is 'flash'; choose one of sdpa, eager"),
         ("device", "gpu", "target.device is 'gpu'; say auto, cpu, cuda or cuda:N"),
         ("device", "cuda:99", "target.device is 'cuda:99', and torch sees"),
+        ("device", "mps", "target.device is 'mps'; say auto, cpu, cuda or cuda:N"),
+        ("name", "x" * 300, "x" * 300 + ": cannot be read"),
     ],
 )
 def test_a_misspelt_choice_is_named_with_its_key(key: str, value: str, said: str) -> None:
-    assert refused("anything", **{key: value}).startswith(said)
+    assert refused(**({"folder": "anything"} | {key: value})).startswith(said)
 
 
 def test_the_device_auto_is_one_that_torch_has() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.model.loading import check_target
+from falcon_lab.model.self_check import check_target
 from falcon_lab.model.target import Target
 from tiny_models import FAMILIES, tiny_target, tiny_tokenizer
 

@@ -89,14 +89,15 @@ class GGUFHeader:
 def is_gguf(name: str) -> bool:
     """Return whether a target's name is that of a GGUF file, which may be missing."""
     path = Path(name)
-    if path.is_dir():
-        return False
-    if path.suffix.lower() == ".gguf":
-        return True
-    if not path.is_file():
-        return False
-    with about(path, "read"), path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    with about(path, "read"):
+        if path.is_dir():
+            return False
+        if path.suffix.lower() == ".gguf":
+            return True
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
 
 
 def read_header(path: Path) -> GGUFHeader:

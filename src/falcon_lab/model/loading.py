@@ -1,15 +1,11 @@
 """Load a causal LM from the hub or a folder, and prove that it can be a target.
 
-What cannot be a target is refused in one line. Whether a family reads position ids, supports a 4-D
-mask, stores nothing outside the cache and has no unknown scale on its logits is not written in any
-configuration: a few tokens, verified as a tree when the target is loaded, show it.
-
-Shapes: T tokens, V vocabulary.
+What cannot be a target is refused in one line: by its configuration, by its files
+(``checkpoint.py``), and by a few tokens, verified as a tree (``self_check.py``).
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,17 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
-from torch import Tensor
 
 from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about
 from falcon_lab.model.attention.choosing import MERGING, loading_attention, use_backend
+from falcon_lab.model.checkpoint import check_weights
 from falcon_lab.model.gguf import converted
 from falcon_lab.model.gguf_header import is_gguf
 from falcon_lab.model.masks import ATTENTION
 from falcon_lab.model.memory import check_room
+from falcon_lab.model.self_check import check_target
 from falcon_lab.model.target import Target
-from falcon_lab.tree import TokenTree, ancestor_matrix
 
 if TYPE_CHECKING:
     import torch
@@ -121,8 +118,8 @@ def refuse_unfit(config: TargetConfig, settings: Any) -> None:
     with_head = [a for a in named if a.endswith(CAUSAL) or a == known]
     if known is None:
         raise FalconLabError(
-            f"target {config.name} has no LM head: transformers knows no causal language model of "
-            f"type {kind}; choose another target (…ForCausalLM)"
+            f"target {config.name} has no LM head: it is a {kind}, and transformers knows no "
+            "causal language model of that type; choose another target (…ForCausalLM)"
         )
     if named and not with_head:
         raise FalconLabError(
@@ -211,45 +208,6 @@ def check_vocabulary(target: Target) -> None:
         )
 
 
-def check_weights(folder: Path) -> None:
-    """Open every safetensors file of a model folder.
-
-    Raises:
-        FalconLabError: naming the file that is missing, cut short or corrupt.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    for path in _weight_files(folder):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except FileNotFoundError:
-            raise FalconLabError(
-                f"{path} is missing, and {folder.name}'s index names it; fetch it again"
-            ) from None
-        except (SafetensorError, OSError) as error:
-            raise FalconLabError(
-                f"{path} is cut short or corrupt ({_line(error)}); fetch or save it again"
-            ) from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if not index.exists():
-        pickled = " (pickled ones are not read)" if any(folder.glob("*.bin")) else ""
-        raise FalconLabError(
-            f"{folder} has no safetensors weights{pickled}; save the model there with "
-            "save_pretrained"
-        )
-    try:
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
-        raise FalconLabError(f"{index} is no index of weights ({_line(error)})") from error
-    return [folder / name for name in sorted(names)]
-
-
 def _read_settings(config: TargetConfig) -> Any:
     from transformers import AutoConfig
 
@@ -283,10 +241,9 @@ def _read_model(config: TargetConfig, settings: Any, attention: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if (folder := Path(config.name)).is_dir():
-        check_weights(folder)
+    stored = check_weights(Path(config.name)) if _is_folder(config) else None
     try:
-        _check_room(config, settings)
+        _check_room(config, settings, stored)
         model, report = AutoModelForCausalLM.from_pretrained(
             config.name,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
@@ -303,15 +260,17 @@ def _read_model(config: TargetConfig, settings: Any, attention: str) -> Any:
     if missing := sorted(report["missing_keys"]):
         shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
         raise FalconLabError(
-            f"target {config.name} lacks weights: {shown}; a checkpoint of the base model alone "
-            "has no LM head"
+            f"target {config.name} lacks weights: {shown}; they are another model's than its "
+            "config.json, or of the base model alone, without an LM head: fetch or save it again"
         )
     return model
 
 
-def _check_room(config: TargetConfig, settings: Any) -> None:
-    """Check that the model fits on the machine, and then on its device."""
-    import torch
+def _check_room(config: TargetConfig, settings: Any, stored: int | None) -> None:
+    """Check that the model fits on the machine, then on its device, and is the one that is stored.
+
+    ``stored``: numbers in the folder's files; None: not known.
+    """
     from transformers import AutoModelForCausalLM
 
     if getattr(settings, "quantization_config", None):
@@ -320,14 +279,24 @@ def _check_room(config: TargetConfig, settings: Any) -> None:
     make = partial(AutoModelForCausalLM.from_config, settings, **dtype)
     text, device = settings.get_text_config(decoder=True), resolve_device(config.device)
     for place in (None, device) if device.type == "cuda" else (None,):
-        check_room(text, make, f"target {config.name}", device=place)
+        numbers = check_room(text, make, f"target {config.name}", device=place)
+    if stored is not None and numbers is not None and numbers > 2 * stored:
+        raise FalconLabError(
+            f"target {config.name}: its config.json describes {numbers} numbers, and its files "
+            f"hold {stored}: one of them is another model's; fetch or save it again"
+        )
+
+
+def _is_folder(config: TargetConfig) -> bool:
+    with about(config.name, "read"):
+        return Path(config.name).is_dir()
 
 
 def _name_broken_file(config: TargetConfig) -> None:
     """Search for a broken file among those that were fetched from the hub."""
     from transformers.utils import cached_file
 
-    if not Path(config.name).is_dir():
+    if not _is_folder(config):
         found = cached_file(config.name, "config.json", revision=config.revision)
         check_weights(Path(found).parent)
 
@@ -336,15 +305,27 @@ def _source(config: TargetConfig) -> dict[str, Any]:
     return {"revision": config.revision, "trust_remote_code": False}
 
 
+REASONS = {
+    "trust_remote_code": "it needs code from its repository, which is never run; choose a model "
+    "that transformers has itself",
+    "attention implementation": "it does not support {attention}; set target.attention=eager",
+    "ignore_mismatched_sizes": "its weights have other shapes than its config.json says: one of "
+    "them is another model's; fetch or save it again",
+    "does not recognize this architecture": "the installed transformers has no model of its "
+    "type; install a newer one, or choose another target",
+}
+"""Part of what transformers says -> what it means here."""
+
+
 def _refuse(config: TargetConfig, error: Exception) -> Never:
-    reason = _line(error)
-    if "trust_remote_code" in str(error):
-        reason = "it needs code from its repository, which is never run; choose a model that "
-        reason += "transformers has itself"
-    elif "attention implementation" in str(error):
-        reason = f"it does not support {config.attention}; set target.attention=eager"
-    elif not Path(config.name).exists():
-        reason = f"no folder of that name, and as a hub id: {reason}"
+    said = str(error)
+    reason = next((words for part, words in REASONS.items() if part in said), None)
+    if reason is not None:
+        reason = reason.format(attention=config.attention)
+    elif _is_folder(config):
+        reason = f"{_line(error)}; save it again with save_pretrained, or choose another target"
+    else:
+        reason = f"no folder of that name, and as a hub id: {_line(error)}"
     raise FalconLabError(f"target {config.name} cannot be loaded: {reason}") from error
 
 
@@ -354,103 +335,3 @@ def _refuse_choice(key: str, value: str, choices: tuple[str, ...]) -> Never:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Share of the largest logit by which two kernels may differ; a wrong mask is far beyond it."""
-
-
-@torch.no_grad()
-def check_target(target: Target) -> None:
-    """Compare our ways of reading six tokens with the model's own.
-
-    Raises:
-        FalconLabError: when they disagree or the model cannot be called so, with the reason.
-    """
-    tokens = _tokens(target)
-    positions = torch.arange(tokens.shape[0], device=tokens.device)[None]
-    try:
-        expected = target.model(input_ids=tokens[None], use_cache=False).logits[0]
-        packed = target.teacher(tokens[None], torch.zeros_like(positions), positions)[0]
-        _compare(target, target.head(packed), expected, "its LM head on our features")
-        _compare(target, _by_tree(target, tokens), expected[2:], "a verified tree of drafts")
-        _check_window(target, tokens, positions)
-    except FalconLabError:
-        raise
-    except Exception as error:  # whatever a model of an unknown kind raises
-        reason = f"{type(error).__name__}: {_line(error)}"
-        raise _no_target(
-            target, f"it cannot be run with explicit positions, mask and cache ({reason})"
-        ) from error
-
-
-def _check_window(target: Target, tokens: Tensor, positions: Tensor) -> None:
-    """Compare the same under a window of three tokens, where the configuration has a window.
-
-    Some families have one in their configuration that Hugging Face's cache cuts by, and that their
-    attention knows nothing of: what they write depends on how they are called.
-    """
-    backbone = target.backbone
-    if backbone.window is None:
-        return
-    window, backbone.window = backbone.window, 3
-    try:
-        backbone.config.sliding_window = 3
-        expected = target.model(input_ids=tokens[None], use_cache=False).logits[0]
-        packed = target.teacher(tokens[None], torch.zeros_like(positions), positions)[0]
-    finally:
-        backbone.config.sliding_window = backbone.window = window
-    if _difference(target, target.head(packed), expected):
-        raise FalconLabError(
-            f"target {target.name}: its config.json has a sliding_window of {window}, which "
-            f"{target.config.model_type} knows nothing of and Hugging Face's cache cuts by; set it "
-            f"to the {target.max_positions} positions that the model was made for"
-        )
-
-
-def _tokens(target: Target) -> Tensor:
-    """Return six tokens, spread over the vocabulary and the same every time."""
-    spread = [(7919 * i + 1) % target.vocab_size for i in range(6)]
-    return torch.tensor(spread, device=target.device)
-
-
-def _by_tree(target: Target, tokens: Tensor) -> Tensor:
-    """Return logits of tokens 2..5: a prefix of two, a tree with a side branch, commit, step."""
-    cache = target.new_cache(8)
-    target.prefill(tokens[:2], cache)
-    parents = torch.tensor([-1, 0, 0, 2], device=tokens.device)
-    path = [0, 2, 3]
-    tree = TokenTree(
-        tokens=tokens[torch.tensor([2, 5, 3, 4], device=tokens.device)],
-        parents=parents,
-        depth=torch.tensor([0, 1, 1, 2], device=tokens.device),
-        ancestors=ancestor_matrix(parents),
-        proposal="deterministic",
-        log_q=torch.zeros(4, device=tokens.device),
-    )
-    verified = target.verify(tree, cache).logits[path]
-    cache.commit([2], [path])
-    return torch.cat([verified, target.step(tokens[5], cache).logits])
-
-
-def _compare(target: Target, ours: Tensor, expected: Tensor, what: str) -> None:
-    if off := _difference(target, ours, expected):
-        raise _no_target(
-            target,
-            f"{what} gives other logits than the model itself (off by {off} of the largest one)",
-        )
-
-
-def _difference(target: Target, ours: Tensor, expected: Tensor) -> str | None:
-    """Return by how much logits differ, beyond what kernels round differently; None: they agree."""
-    scale = expected.float().abs().max()
-    off = float((ours.float() - expected.float()).abs().max() / scale)
-    # NaN compares false: it is refused as well.
-    return None if off <= TOLERANCE.get(target.dtype, 1e-1) else f"{off:.1%}"
-
-
-def _no_target(target: Target, reason: str) -> FalconLabError:
-    return FalconLabError(
-        f"{target.name} ({target.config.model_type}) cannot be a target: {reason}; choose a target "
-        "of another family"
-    )

@@ -31,8 +31,10 @@ UNCOUNTED = 2**28
 
 def check_room(
     config: Any, make: Callable[[], Any], what: str, *, device: torch.device | None = None
-) -> None:
-    """Check that a model fits before its weights are made.
+) -> int | None:
+    """Check that a model fits before its weights are made; return how many numbers it has.
+
+    None: it is too small to be counted.
 
     Args:
         config: its (text) configuration.
@@ -48,7 +50,7 @@ def check_room(
         raise FalconLabError(f"{what}: {layers} layers; at most {MOST_LAYERS} are made")
     largest = max((abs(v) for v in vars(config).values() if type(v) is int), default=0)
     if (layers + 1) * largest**2 * 256 <= UNCOUNTED:  # 64 matrices a layer, of float32
-        return
+        return None
     with torch.device("meta"):
         made = make()
     needed = sum(part.nbytes for part in (*made.parameters(), *made.buffers()))
@@ -59,6 +61,7 @@ def check_room(
             f"{what}: the model takes {gib(needed)}, and {gib(there)} are free {where}; choose a "
             "smaller one, or make room"
         )
+    return sum(part.numel() for part in made.parameters())
 
 
 def free_memory(device: torch.device) -> int | None:

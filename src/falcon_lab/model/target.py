@@ -398,11 +398,21 @@ class Target:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return all tokens that the generation settings, the model or the tokenizer call an end."""
+    """Return all tokens that the generation settings, the model or the tokenizer call an end.
+
+    Raises:
+        FalconLabError: one is no number.
+    """
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+        listed = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
+        if wrong := [one for one in listed if type(one) is not int]:
+            raise FalconLabError(
+                f"eos_token_id is {wrong[0]!r:.60} in the {type(source).__name__} of the target; "
+                "it must be a number or a list of numbers: mend its JSON file"
+            )
+        found.update(listed)
     return frozenset(found)
 
 

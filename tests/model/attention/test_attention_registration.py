@@ -20,7 +20,7 @@ from falcon_lab.model.attention.torch_flash import TorchFlash
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import FULL
 from falcon_lab.model.lean import FAMILIES as LEAN
-from falcon_lab.model.loading import check_target
+from falcon_lab.model.self_check import check_target
 from falcon_lab.model.target import Target
 from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab.trees.templates import named

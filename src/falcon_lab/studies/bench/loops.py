@@ -13,7 +13,7 @@ from falcon_lab.measure.engines import Methods, Setup
 from falcon_lab.measure.hf_generate import HfGenerate
 from falcon_lab.measure.measurement import Engine
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.loading import check_target
+from falcon_lab.model.self_check import check_target
 from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS
 
 if TYPE_CHECKING:
