@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from falcon_lab.config.schema import PretrainingConfig
+from falcon_lab.pretraining.quality import Quality
 from falcon_lab.pretraining.target import ensure_pretrained
 from falcon_lab.report.history import read_history
 from running import SMOKE, products, run_apart, smoke
@@ -58,7 +60,8 @@ def test_another_process_of_a_machine_waits_for_the_target_and_trains_none(
     def first_process_finishes(seconds: float) -> None:
         waits.append(seconds)
         (tmp_path / "target").mkdir()
-        (tmp_path / "target" / "quality.json").write_text("{}")
+        figures = Quality(1.0, 1.0, 1.0, 1, True, "well")
+        (tmp_path / "target" / "quality.json").write_text(json.dumps(figures.as_dict()))
 
     monkeypatch.setattr("time.sleep", first_process_finishes)
     ensure_pretrained("small", PretrainingConfig(), tmp_path / "target", never, never)

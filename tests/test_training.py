@@ -100,6 +100,23 @@ def test_with_no_readable_checkpoint_the_training_does_not_start_afresh_in_silen
         find_checkpoint(tmp_path / "checkpoints")
 
 
+def test_a_checkpoint_of_something_else_is_named(tmp_path: Path) -> None:
+    _train(tmp_path)
+    folder = tmp_path / "checkpoints"
+    own = torch.load(folder / LAST, weights_only=True)
+    shape = {name: tensor[..., :1] for name, tensor in own["state_dict"].items()}
+    for content, said in (
+        ([1, 2], "no checkpoint of a training"),
+        ({"state_dict": own["state_dict"]}, "no checkpoint of a training"),
+        (own | {"state_dict": {}}, "of another training: its weights have other names"),
+        (own | {"state_dict": shape}, "of another training: .* has another shape"),
+    ):
+        for name in (LAST, PREVIOUS):
+            torch.save(content, folder / name)
+        with pytest.raises(FalconLabError, match=f"last.ckpt is {said}.*delete"):
+            _train(tmp_path)
+
+
 def test_a_new_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path / "none") is None
 

@@ -8,6 +8,7 @@ it is there.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ def train(
         FalconLabError: no checkpoint can be read or written, or the training diverged.
     """
     checkpoints = folder / "checkpoints"
-    resume = find_checkpoint(checkpoints)
+    resume = find_checkpoint(checkpoints, module)
     bar = [TrainingBar()] if trainer_args.get("enable_progress_bar", True) else []
     trainer = Trainer(
         **{**DEFAULTS, **trainer_args},
@@ -253,33 +254,61 @@ def _rotate(folder: Path) -> None:
     (folder / PARTIAL).replace(folder / LAST)
 
 
-def find_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that can be read, or None where training starts afresh.
+def find_checkpoint(folder: Path, module: nn.Module | None = None) -> Path | None:
+    """Return the newest checkpoint that can be used, or None where training starts afresh.
+
+    Args:
+        folder: of the checkpoints.
+        module: what is trained; None takes any checkpoint that can be read.
 
     Raises:
-        FalconLabError: there are checkpoints and none can be read.
+        FalconLabError: there are checkpoints and none can be used.
     """
-    damaged: list[Path] = []
+    refused: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / name
-        if not path.exists():
+        if not os.path.lexists(path):
             continue
-        if _readable(path):
-            if damaged:
-                rank_zero_warn(f"{damaged[0]} is damaged; going on from {path}")
+        if not (reason := _unusable(path, module)):
+            if refused:
+                rank_zero_warn(f"{refused[0]}; going on from {path}")
             return path
-        damaged.append(path)
-    if damaged:
+        refused.append(f"{path} {reason}")
+    if refused:
         raise FalconLabError(
-            f"{damaged[0]} is damaged and there is no earlier checkpoint to resume from; delete "
+            f"{refused[0]} and there is no earlier checkpoint to resume from; delete "
             f"{folder} to train from the start"
         )
     return None
 
 
-def _readable(path: Path) -> bool:
+PARTS = {
+    "state_dict": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "loops": dict,
+    "global_step": int,
+    "epoch": int,
+    "pytorch-lightning_version": str,
+}
+"""What a checkpoint of Lightning's has, and of which type."""
+
+
+def _unusable(path: Path, module: nn.Module | None) -> str:
+    """Return why a training cannot go on from a checkpoint; empty where it can."""
     try:
-        torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # a damaged archive may raise anything
-        return False
-    return True
+        return "is damaged"
+    if module is None:
+        return ""
+    found = found if isinstance(found, dict) else {}
+    if any(not isinstance(found.get(key), kind) for key, kind in PARTS.items()):
+        return "is no checkpoint of a training"
+    expected, state = module.state_dict(), found["state_dict"]
+    if state.keys() != expected.keys():
+        return "is of another training: its weights have other names"
+    for name, place in expected.items():
+        if getattr(state[name], "shape", None) != place.shape:
+            return f"is of another training: {name} has another shape"
+    return ""

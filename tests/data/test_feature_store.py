@@ -1,4 +1,5 @@
 import copy
+import json
 import pickle
 from collections import namedtuple
 from pathlib import Path
@@ -146,6 +147,25 @@ def test_a_disk_that_fills_up_meanwhile_leaves_the_shards_before(
 def test_a_damaged_index_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "store.json").write_text(content)
     with pytest.raises(FalconLabError, match=r"store\.json: no index of a feature store"):
+        plan_store(tmp_path, ROWS, Echo())
+
+
+def test_files_that_are_no_stores_are_not_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "features-00001.safetensors"
+    mine.write_text("mine")
+    with pytest.raises(FalconLabError, match=r"features-00001\.safetensors: would be replaced"):
+        plan_store(tmp_path, ROWS, Echo())
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("change", [{"shard_rows": 0}, {"rows": 10**9}, {"hidden": -1}])
+def test_an_index_that_describes_other_features_is_named(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    build(tmp_path, Echo())
+    path = tmp_path / "store.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FalconLabError, match=r"store\.json: does not describe"):
         plan_store(tmp_path, ROWS, Echo())
 
 

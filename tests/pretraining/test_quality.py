@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from falcon_lab.config.schema import Gate
 from falcon_lab.pretraining.quality import (
+    HeldOutLoss,
+    Quality,
     complete_part,
     distinct_share,
     gate_sentence,
     judge,
     parses,
-    read_figures,
+    read_loss,
+    read_quality,
 )
 
 
@@ -76,15 +80,20 @@ def test_a_target_that_misses_the_gate_says_by_how_much(
     assert quality.verdict.count("only") == len(missed)
 
 
-@pytest.mark.parametrize("content", [None, "", '{"loss": 1', "[1]", "\udcff"])
+@pytest.mark.parametrize(
+    "content", [None, "", '{"loss": 1', "[1]", "\udcff", "{}", '{"loss": 1.5, "passed": null}']
+)
 def test_damaged_figures_are_no_figures(content: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "quality.json"
-    if content is not None:
-        path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert read_figures(path) is None
+    for path in (tmp_path / "quality.json", tmp_path / "loss.json"):
+        if content is not None:
+            path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert read_quality(tmp_path) is None
+    assert read_loss(tmp_path) is None
 
 
 def test_whole_figures_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "quality.json"
-    path.write_text('{"loss": 1.5}')
-    assert read_figures(path) == {"loss": 1.5}
+    figures = Quality(1.5, 0.5, 0.5, 2, True, "well")
+    (tmp_path / "quality.json").write_text(json.dumps(figures.as_dict()))
+    (tmp_path / "loss.json").write_text('{"nats_per_token": 1.5}')
+    assert read_quality(tmp_path) == figures
+    assert read_loss(tmp_path) == HeldOutLoss(1.5)

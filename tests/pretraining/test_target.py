@@ -12,6 +12,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import TargetContext
 from falcon_lab.plugins.hooks import Component
 from falcon_lab.plugins.registry import Components
+from falcon_lab.pretraining.quality import Quality
 from falcon_lab.pretraining.target import (
     ensure_pretrained,
     ensure_target,
@@ -40,7 +41,8 @@ class Maker:
         self.found.append(sorted(path.name for path in folder.iterdir()))
         (folder / "checkpoints").mkdir(exist_ok=True)
         (folder / "model.safetensors").touch()
-        (folder / "quality.json").write_text('{"passed": true}')
+        figures = Quality(1.0, 1.0, 1.0, 1, True, "well")
+        (folder / "quality.json").write_text(json.dumps(figures.as_dict()))
 
 
 def registry(*builders: Any) -> Components:
@@ -156,6 +158,7 @@ def test_quality_is_that_of_a_target_trained_here_alone(
     own = TargetConfig(name="small", pretraining=RECIPE)
     folder = target_folder("small", RECIPE)
     folder.mkdir(parents=True)
-    (folder / "quality.json").write_text(json.dumps({"passed": True}))
-    assert stored_quality(own) == {"passed": True}
+    figures = Quality(1.0, 1.0, 1.0, 1, True, "well").as_dict()
+    (folder / "quality.json").write_text(json.dumps(figures))
+    assert stored_quality(own) == figures
     assert stored_quality(TargetConfig(name="org/model")) is None

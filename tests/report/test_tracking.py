@@ -57,6 +57,14 @@ def test_a_run_keeps_its_id(tmp_path: Path) -> None:
     assert run_id(tmp_path, {}) == "given"
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a b\nc", b"../x", b"x" * 500])
+def test_a_damaged_id_is_replaced_by_a_new_one(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "wandb-run-id").write_bytes(content)
+    chosen = run_id(tmp_path, {})
+    assert len(chosen) == 8
+    assert run_id(tmp_path, {}) == chosen
+
+
 def test_an_offline_run_holds_the_tables_and_goes_on_as_itself(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "csgd"  # which nobody has made yet
     config = WandbConfig(tags=["a"])

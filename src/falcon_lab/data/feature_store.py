@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,8 +129,12 @@ def plan_store(
         shard_rows=max(1, shard_bytes // sequence_bytes),
     )
     if (folder / INDEX).exists():
-        refuse_mismatch(folder, read_index(folder), index.target, index.data)
-        index = read_index(folder)
+        index = the_same(folder, read_index(folder), index)
+    elif foreign := sorted(folder.glob(shard_path(folder, 0).name.replace("00000", "*"))):
+        raise FalconLabError(
+            f"{foreign[0]}: would be replaced, and belongs to no feature store ({INDEX} is missing "
+            "beside it); choose another folder with data.feature_store, or move it"
+        )
     missing = tuple(n for n in range(index.shards) if not shard_is_whole(folder, index, n))
     plan = StorePlan(folder, index, sequence_bytes * len(sequences), missing, free_bytes(folder))
     if plan.missing_bytes > plan.free:
@@ -244,10 +248,16 @@ def shard_is_whole(folder: Path, index: StoreIndex, number: int) -> bool:
 
     try:
         with safe_open(shard_path(folder, number), framework="pt") as file:
-            shape = file.get_slice("features").get_shape()
+            features = file.get_slice("features")
+            shape, dtype = features.get_shape(), features.get_dtype()
     except (OSError, SafetensorError):
         return False
-    return list(shape) == [len(index.shard(number)), index.length, index.hidden]
+    whole = [len(index.shard(number)), index.length, index.hidden]
+    return list(shape) == whole and dtype == DTYPES.get(index.dtype)
+
+
+DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}
+"""Type of features -> its name in safetensors."""
 
 
 def write_shard(path: Path, features: Tensor) -> None:
@@ -272,6 +282,21 @@ def read_index(folder: Path) -> StoreIndex:
     """
     advice = "choose another folder with data.feature_store, or delete this one"
     return read_json(folder / INDEX, StoreIndex, "index of a feature store", advice)
+
+
+def the_same(folder: Path, index: StoreIndex, expected: StoreIndex) -> StoreIndex:
+    """Return the index of a store whose features are those that are expected.
+
+    Raises:
+        FalconLabError: they are of another target or other data, or the index is damaged.
+    """
+    refuse_mismatch(folder, index, expected.target, expected.data)
+    if index.shard_rows < 1 or replace(index, shard_rows=expected.shard_rows) != expected:
+        raise FalconLabError(
+            f"{folder / INDEX}: does not describe the features that it names; delete {folder} to "
+            "compute them again"
+        )
+    return index
 
 
 def refuse_mismatch(folder: Path, index: StoreIndex, target: str, data: str) -> None:

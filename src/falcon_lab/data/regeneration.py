@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -85,7 +85,7 @@ def _written(
     """Return the texts by document, from the folder if it has them."""
     name = hashlib.sha256(repr((author, length, sorted(beginnings.items()))).encode())
     path = None if folder is None else folder / f"{name.hexdigest()[:16]}.safetensors"
-    if path is not None and (kept := _read(path)) is not None:
+    if path is not None and (kept := _read(path, beginnings)) is not None:
         return dict(zip(sorted(beginnings), kept, strict=True))
     # Beginnings of like length side by side waste the least padding.
     order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
@@ -101,12 +101,17 @@ def _written(
     return texts
 
 
-def _read(path: Path) -> list[list[int]] | None:
+def _read(path: Path, beginnings: Mapping[int, Sequence[int]]) -> list[list[int]] | None:
+    """Return the texts of a file; None where it is not there, or damaged: written anew."""
     try:
         kept = load_file(path)
-    except (OSError, SafetensorError):  # not there, or damaged: written anew
+        parts = kept["tokens"].split(kept["lengths"].tolist())
+    except (OSError, SafetensorError, KeyError, RuntimeError, TypeError):
         return None
-    return [text.tolist() for text in kept["tokens"].split(kept["lengths"].tolist())]
+    texts = [text.tolist() for text in parts]
+    pairs = zip(texts, (beginnings[number] for number in sorted(beginnings)), strict=False)
+    begin_so = all(text[: len(begun)] == list(begun) for text, begun in pairs)
+    return texts if len(texts) == len(beginnings) and begin_so else None
 
 
 def _keep(path: Path, texts: list[list[int]]) -> None:

@@ -10,14 +10,41 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from falcon_lab.files import append_line, read_lines
 from falcon_lab.measure.records import Answer
+from falcon_lab.stored import fitting
 
 FOLDER = "rows"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An answer as it stands in the file; one that is not whole is measured again."""
+
+    repeat: int
+    prompt: str
+    method: str
+    process: str
+    turns: list[Answer]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it took some time and its columns have an entry for every round."""
+        columns = (vars(turn.rounds).values() for turn in self.turns)
+        even = all(len(set(map(len, of_turn))) == 1 for of_turn in columns)
+        return even and bool(self.turns) and all(turn.times.wall > 0 for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """The bytes of one method at its highest point; null where the system does not tell."""
+
+    method: str
+    peak: int | None
 
 
 class Journal:
@@ -30,14 +57,14 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._process = secrets.token_hex(4)
-        self._answers: dict[tuple[int, str], dict[str, dict[str, Any]]] = {}
+        self._answers: dict[tuple[int, str], dict[str, _Line]] = {}
         self._peaks: dict[str, int | None] = {}
         for line in read_lines(path):
-            if "peak" in line:
-                self._peaks[line["method"]] = line["peak"]
-            elif "turns" in line:
-                at = (line["repeat"], line["prompt"])
-                self._answers.setdefault(at, {})[line["method"]] = line
+            if peak := fitting(line, _Peak):
+                self._peaks[peak.method] = peak.peak
+            elif (found := fitting(line, _Line)) and found.is_whole:
+                at = (found.repeat, found.prompt)
+                self._answers.setdefault(at, {})[found.method] = found
 
     @classmethod
     def open(cls, folder: Path, kind: str, facts: Mapping[str, Any]) -> Journal:
@@ -64,10 +91,10 @@ class Journal:
     ) -> dict[str, list[Answer]] | None:
         """Return what all methods answered to a prompt; None unless one process measured it all."""
         found = self._answers.get((repeat, prompt), {})
-        processes = {found[name]["process"] if name in found else None for name in methods}
+        processes = {found[name].process if name in found else None for name in methods}
         if len(processes) != 1 or None in processes:
             return None
-        return {name: [Answer.from_dict(turn) for turn in found[name]["turns"]] for name in methods}
+        return {name: found[name].turns for name in methods}
 
     def add(self, repeat: int, prompt: str, method: str, turns: Sequence[Answer]) -> None:
         """Append an answer."""

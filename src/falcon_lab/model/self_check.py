@@ -93,6 +93,13 @@ def _by_tree(target: Target, tokens: Tensor) -> Tensor:
 
 
 def _compare(target: Target, ours: Tensor, expected: Tensor, what: str) -> None:
+    if not bool(expected.isfinite().all()):
+        dtype = str(target.dtype).removeprefix("torch.")
+        raise _no_target(
+            target,
+            "its logits are not finite: its weights are damaged (fetch or save them again), or "
+            f"target.dtype={dtype} has no room for its numbers",
+        )
     if off := _difference(target, ours, expected):
         raise _no_target(
             target,

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from falcon_lab.config.schema import Gate
+from falcon_lab.errors import FalconLabError
+from falcon_lab.stored import read_json
+
+T = TypeVar("T")
+
+JUDGEMENT, LOSS = "quality.json", "loss.json"
+"""Files beside the weights of a target that was trained here; the first is written last."""
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """The loss of a target that was trained here, over the validation sequences."""
+
+    nats_per_token: float
 
 
 @dataclass(frozen=True)
@@ -102,10 +115,18 @@ def judge(gate: Gate, *, loss: float, parsed: Sequence[bool], distinct: Sequence
     )
 
 
-def read_figures(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None where there is none or a damaged one."""
+def read_quality(folder: Path) -> Quality | None:
+    """Read the judgement of the target in a folder; None where there is none or a damaged one."""
+    return _read(folder / JUDGEMENT, Quality)
+
+
+def read_loss(folder: Path) -> HeldOutLoss | None:
+    """Read the held-out loss of the target in a folder, in the same way."""
+    return _read(folder / LOSS, HeldOutLoss)
+
+
+def _read(path: Path, shape: type[T]) -> T | None:
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, shape, "figures of a target", "they are measured anew")
+    except FalconLabError:
         return None
-    return content if isinstance(content, dict) else None

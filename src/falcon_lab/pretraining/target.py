@@ -23,7 +23,7 @@ from falcon_lab.fields import read_yaml, resolve
 from falcon_lab.files import cached, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
-from falcon_lab.pretraining.quality import read_figures
+from falcon_lab.pretraining.quality import read_quality
 
 if TYPE_CHECKING:
     from falcon_lab.interfaces import TargetContext
@@ -148,7 +148,7 @@ def ensure_pretrained(
 
 def is_finished(folder: Path) -> bool:
     """Return whether the folder has a target with its judgement, which is written last."""
-    return read_figures(folder / "quality.json") is not None
+    return read_quality(folder) is not None
 
 
 def train_target(name: str, recipe: PretrainingConfig, folder: Path, announce: Announce) -> None:
@@ -169,4 +169,5 @@ def stored_quality(
     source = source_of(config, components=components)
     if not isinstance(source, PretrainingConfig):
         return None
-    return read_figures(target_folder(config.name, source) / "quality.json")
+    found = read_quality(target_folder(config.name, source))
+    return None if found is None else found.as_dict()

@@ -37,12 +37,15 @@ from falcon_lab.model.masks import packed_mask
 from falcon_lab.model.memory import check_room
 from falcon_lab.model.target import Target
 from falcon_lab.pretraining.quality import (
+    JUDGEMENT,
+    LOSS,
+    HeldOutLoss,
     Quality,
     complete_part,
     distinct_share,
     judge,
     parses,
-    read_figures,
+    read_loss,
 )
 from falcon_lab.sampling import Sampling
 from falcon_lab.training import cosine, scheduled, train
@@ -193,7 +196,7 @@ def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
 
 def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> LlamaForCausalLM:
     """Return the recipe's model, trained, and write its held-out loss to ``loss.json``."""
-    if read_figures(folder / "loss.json"):
+    if read_loss(folder):
         return LlamaForCausalLM.from_pretrained(folder)
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
     data = data_of(recipe, tokenizer)
@@ -213,7 +216,7 @@ def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> Ll
     if trainer.is_global_zero:
         model.eval().save_pretrained(folder)
         loss = held_out_loss(model, data)
-        write_atomically(folder / "loss.json", json.dumps({"nats_per_token": loss}))
+        write_atomically(folder / LOSS, json.dumps(asdict(HeldOutLoss(loss))))
     return model
 
 
@@ -229,7 +232,12 @@ def judged_quality(
     name: str, recipe: PretrainingConfig, model: LlamaForCausalLM, tokenizer: Any, folder: Path
 ) -> Quality:
     """Judge the target by greedy completions of held-out prompts; write ``quality.json``."""
-    loss = json.loads((folder / "loss.json").read_text("utf-8"))["nats_per_token"]
+    known = read_loss(folder)
+    if known is None:
+        raise FalconLabError(
+            f"{folder / LOSS}: the loss over held-out text is no finite number; lower "
+            f"target.pretraining.lr (now {recipe.lr:g}), and remove {folder}"
+        )
     target = Target(model, tokenizer, name=name)
     # The seed keeps these prompts apart from those that speed is measured on.
     found = heldout_prompts(recipe.corpus, tokenizer, seed=recipe.seed + 1)
@@ -237,14 +245,14 @@ def judged_quality(
     answers = [complete(target, prompt.turns[0], recipe.gate.max_new_tokens) for prompt in prompts]
     judged = judge(
         recipe.gate,
-        loss=loss,
+        loss=known.nats_per_token,
         parsed=[
             parses(complete_part(prompt.turns[0], text, finished=finished))
             for prompt, (_, text, finished) in zip(prompts, answers, strict=True)
         ],
         distinct=[distinct_share(tokens) for tokens, _, _ in answers],
     )
-    write_atomically(folder / "quality.json", json.dumps(judged.as_dict(), indent=2))
+    write_atomically(folder / JUDGEMENT, json.dumps(judged.as_dict(), indent=2))
     return judged
 
 

@@ -58,13 +58,14 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     """Return one dict a step, steps ascending: ``step`` and the metrics logged there.
 
     A missing file is an empty history. A step that stands twice (trained again after a kill) has
-    the later values. Lines that a kill cut off are left out.
+    the later values. Lines that a kill cut off, and values that are no numbers, are left out.
     """
     steps: dict[int, dict[str, Any]] = {}
     for record in read_lines(path):
         step = record.get("step")
-        if isinstance(step, int):
-            steps.setdefault(step, {}).update(record)
+        if type(step) is int:
+            numbers = {key: v for key, v in record.items() if type(v) in (int, float)}
+            steps.setdefault(step, {}).update(numbers)
     return [steps[step] for step in sorted(steps)]
 
 

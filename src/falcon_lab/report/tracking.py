@@ -7,6 +7,7 @@ only when it is used. A failure of an offline W&B never ends a run.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from falcon_lab.files import make_folder, write_atomically
 from falcon_lab.report.methods import named
 from falcon_lab.report.tables import NOTHING
 from falcon_lab.report.tree_drawing import draw_svg, draw_text
+from falcon_lab.stored import read_bounded
 
 if TYPE_CHECKING:
     from falcon_lab.config.schema import Experiment, WandbConfig
@@ -40,8 +42,10 @@ def run_id(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
     """Return the W&B id of the run in ``folder``; it is stored there, for when the run resumes."""
     given = wandb_run(environment)
     file = folder / RUN_ID
-    if not given and file.exists() and (stored := file.read_text(encoding="utf-8").strip()):
-        return stored
+    if not given and file.exists():
+        stored = read_bounded(file).decode(errors="replace").strip()
+        if re.fullmatch(r"[\w-]{1,64}", stored, re.ASCII):  # else it is damaged: a new one
+            return stored
     chosen = given or secrets.token_hex(4)
     write_atomically(file, chosen + "\n")
     return chosen
