@@ -192,6 +192,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     assert f"pip install {package}" in refusal(tmp_path / "model.gguf")
 
 
+def test_a_transformers_that_reads_other_tokenizers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    monkeypatch.setattr("falcon_lab.model.gguf.version", lambda package: "5.0.0")
+    assert "pip install 'transformers>=5.20'" in refusal(tmp_path / "model.gguf")
+
+
 def test_a_cache_without_room_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +210,11 @@ def test_a_cache_without_room_is_named_before_anything_is_written(
 
 def test_a_name_that_leads_to_no_file_is_refused(tmp_path: Path) -> None:
     assert "nowhere.gguf" in refusal(tmp_path / "nowhere.gguf")
+
+
+def test_a_folder_that_has_such_files_alone_leads_to_one_of_them(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    assert f"target.name={tmp_path / 'model.gguf'}" in refusal(tmp_path)
 
 
 def test_a_draft_model_may_be_one_too(tmp_path: Path) -> None:

@@ -68,4 +68,6 @@ def test_a_file_is_known_by_its_suffix_or_its_first_bytes(whole: bytes, tmp_path
     found = [is_gguf(str(tmp_path / name)) for name in names]
     assert found == [True, False, True, False, False]
     assert not is_gguf("org/model")
-    assert not is_gguf("a\0b")
+    for name in ("a\0b", "a" * 5000):
+        with pytest.raises(FalconLabError):
+            is_gguf(name)

@@ -95,6 +95,33 @@ def test_a_registered_folder_is_loaded_under_the_registered_name(tmp_path: Path)
     assert stored_quality(config, known) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("tiny-cod", "tiny-code"),
+        ("{}/modle", "{}/model"),
+        ("{}/wights.gguf", "{}/weights.gguf"),
+        ("org/smol-instrukt", "org/smol-instruct"),
+    ],
+)
+def test_a_mistyped_target_is_guessed_from_names_folders_files_and_fetched_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "hub" / "models--org--smol-instruct").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "weights.gguf").touch()
+    with pytest.raises(FalconLabError) as caught:
+        ensure_target(TargetConfig(name=name.format(tmp_path)))
+    assert f"did you mean '{meant.format(tmp_path)}'?" in str(caught.value)
+
+
+def test_an_unknown_target_that_is_like_none_lists_the_registered_ones() -> None:
+    with pytest.raises(FalconLabError, match=r"cannot be loaded: .*; registered: mine0$"):
+        ensure_target(TargetConfig(name="zzz"), silent, registry(lambda *_: "org/model"))
+
+
 def test_a_fingerprint_changes_with_what_changes_the_weights_alone(tmp_path: Path) -> None:
     base = recipe_fingerprint(RECIPE)
     assert recipe_fingerprint(replace(RECIPE, gate=Gate(parse=0), checkpoint_every=7)) == base

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 PACKAGES = ("gguf", "accelerate")
 """What transformers reads GGUF files with."""
+OLDEST = (5, 20)
+"""The first version of transformers whose tokenizers from GGUF files are those of the models."""
 MANIFEST = "conversion.json"
 """The file that is written last."""
 FORMAT = 1
@@ -98,6 +101,12 @@ def readable_header(path: Path) -> GGUFHeader:
         raise FalconLabError(
             f"{path}: reading GGUF files needs {' and '.join(missing)}, which is not installed; "
             f"pip install {' '.join(missing)}"
+        )
+    if tuple(map(int, version("transformers").split(".")[:2])) < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        raise FalconLabError(
+            f"{path}: reading GGUF files needs transformers {least} or later, and "
+            f"{version('transformers')} is installed; pip install 'transformers>={least}'"
         )
     header = read_header(path)
     whole = header.start + max(tensor.offset + _bytes(tensor, path) for tensor in header.tensors)
@@ -175,7 +184,7 @@ def _convert(header: GGUFHeader, folder: Path, check: Callable[[Any], None]) -> 
             raise FalconLabError(f"{header.path}: lacks weights: {', '.join(missing[:3])}{more}")
         # transformers saves no model that it has from a GGUF file, but one of its own with the
         # same weights.
-        plain.load_state_dict(model.state_dict(), assign=True)
+        _read(header, lambda: plain.load_state_dict(model.state_dict(), assign=True))
         plain.tie_weights()
         plain.generation_config = model.generation_config
     with about(folder, also=(Exception,)):  # nothing here is our own code

@@ -87,7 +87,11 @@ class GGUFHeader:
 
 
 def is_gguf(name: str) -> bool:
-    """Return whether a target's name is that of a GGUF file, which may be missing."""
+    """Return whether a target's name is that of a GGUF file, which may be missing.
+
+    Raises:
+        FalconLabError: no file can have the name, or the file cannot be read.
+    """
     path = Path(name)
     with about(path, "read"):
         if path.is_dir():
@@ -213,6 +217,14 @@ class _Reader:
 
 
 def cut_off(path: Path, size: int, whole: int | None) -> FalconLabError:
-    """Return the error about a file that has fewer bytes than it should."""
-    of = "" if whole is None else f" of {whole}"
-    return FalconLabError(f"{path}: is cut off, {size}{of} bytes are there; {FETCH}")
+    """Return the error about a file of ``size`` bytes that should have more.
+
+    Args:
+        path: of the file.
+        size: in bytes.
+        whole: what it should be; None: that is not known, as the header is not whole.
+    """
+    found = f"its header goes on behind its {size} bytes"
+    if whole is not None:
+        found = f"{size} of {whole} bytes are there"
+    return FalconLabError(f"{path}: is cut off or damaged, {found}; {FETCH}")

@@ -56,10 +56,7 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
         _refuse_choice("target.attention", config.attention, (*ATTENTION, *MERGING))
     device = resolve_device(config.device)
     if is_gguf(config.name):
-        folder = converted(Path(config.name), announce, partial(refuse_unfit, config))
-        target = load_target(replace(config, name=str(folder)), announce)
-        target.name = config.name
-        return target
+        return _load_gguf(config, announce)
     settings = _read_settings(config)
     refuse_unfit(config, settings)
     tokenizer = _read_tokenizer(config)
@@ -73,6 +70,17 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
         use_backend(target, config.attention, announce, reason=reason)
     check_vocabulary(target)
     check_target(target)
+    return target
+
+
+def _load_gguf(config: TargetConfig, announce: Callable[[str], None]) -> Target:
+    """Load a GGUF file as the folder that it is converted into, under its own name."""
+    folder = converted(Path(config.name), announce, partial(refuse_unfit, config))
+    try:
+        target = load_target(replace(config, name=str(folder)), announce)
+    except FalconLabError as error:
+        raise FalconLabError(f"{config.name}: {error}") from error
+    target.name = config.name
     return target
 
 
@@ -322,6 +330,8 @@ def _refuse(config: TargetConfig, error: Exception) -> Never:
     reason = next((words for part, words in REASONS.items() if part in said), None)
     if reason is not None:
         reason = reason.format(attention=config.attention)
+    elif _is_folder(config) and (files := sorted(Path(config.name).glob("*.gguf"))):
+        reason = f"a folder of GGUF files, of which one must be named: target.name={files[0]}"
     elif _is_folder(config):
         reason = f"{_line(error)}; save it again with save_pretrained, or choose another target"
     else:

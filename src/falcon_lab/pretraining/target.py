@@ -11,14 +11,17 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
 from falcon_lab.files import cached, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from falcon_lab.interfaces import TargetContext
 
 log = logging.getLogger(__name__)
+
+MOST_NAMES = 1000
+"""Names that a mistyped one is compared with."""
 
 Announce = Callable[[str], None]
 """Called with one line for the user."""
@@ -108,9 +114,11 @@ def ensure_target(
     """
     from falcon_lab.model.loading import load_target
 
-    source = source_of(config, announce, components)
+    known = components or load_components()
+    source = source_of(config, announce, known)
     if source == config.name:
-        return load_target(config, announce)
+        with near_names_said(config.name, known):
+            return load_target(config, announce)
     if isinstance(source, PretrainingConfig):
         folder = target_folder(config.name, source)
         ensure_pretrained(config.name, source, folder, announce)
@@ -119,6 +127,42 @@ def ensure_target(
     target = load_target(loaded, announce)
     target.name = config.name
     return target
+
+
+@contextmanager
+def near_names_said(name: str, components: Components) -> Iterator[None]:
+    """Say in an error about a target that is nowhere what else it might be called.
+
+    Raises:
+        FalconLabError: as inside the block.
+    """
+    try:
+        yield
+    except FalconLabError as error:
+        if os.path.lexists(name):
+            raise
+        registered = components.names("target")
+        meant = did_you_mean(name, [*registered, *models_beside(name), *models_fetched()])
+        if "did you mean" not in meant:
+            meant = f"; registered: {', '.join(registered)}"
+        raise FalconLabError(f"{error}{meant}") from error
+
+
+def models_beside(name: str) -> list[str]:
+    """Return the folders of models and the GGUF files where a path should have led."""
+    try:
+        there = list(islice(Path(name).parent.iterdir(), MOST_NAMES))
+        return [str(p) for p in there if p.suffix == ".gguf" or (p / "config.json").is_file()]
+    except (OSError, ValueError):
+        return []
+
+
+def models_fetched() -> list[str]:
+    """Return the hub ids of models that are in the hub's cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folders = islice(Path(HF_HUB_CACHE).glob("models--*--*"), MOST_NAMES)
+    return ["/".join(folder.name.split("--")[1:]) for folder in folders]
 
 
 def ensure_pretrained(
