@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,7 @@ from falcon_lab.bars import Bar
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about, cached, make_folder, make_once, write_atomically
 from falcon_lab.model.gguf_header import GGUFHeader, TensorEntry, cut_off, read_header
+from falcon_lab.model.memory import check_room
 from falcon_lab.stored import read_json
 
 T = TypeVar("T")
@@ -227,19 +229,21 @@ def _without_weights(config: Any, header: GGUFHeader) -> Any:
     """Return a model of a configuration that has shapes and no numbers.
 
     Raises:
-        FalconLabError: it would have far more weights than the file.
+        FalconLabError: it would have far more weights than the file, or does not fit here.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
+    make = partial(AutoModelForCausalLM.from_config, copy.deepcopy(config))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        model = make()
     weights = sum(weight.numel() for weight in model.parameters())
     if weights > 2 * header.elements:  # once more where the LM head is the embeddings
         raise FalconLabError(
             f"{header.path}: is damaged: it speaks of {weights} weights and has {header.elements}; "
             "fetch it again"
         )
+    check_room(config.get_text_config(decoder=True), make, f"{header.path} while it is converted")
     return model
 
 
