@@ -71,18 +71,24 @@ def test_the_default_target_is_registered_and_a_recipe_goes_before_any_name() ->
     assert source_of(TargetConfig(pretraining=RECIPE)) is RECIPE
 
 
-def test_a_builder_may_announce_and_what_is_no_source_is_refused() -> None:
+def test_a_builder_may_announce_and_what_is_no_source_is_refused(tmp_path: Path) -> None:
     said: list[str] = []
 
     def download(config: None, context: TargetContext) -> str:
         context.announce("one moment")
         return "org/model"
 
-    known = registry(download, lambda config, context: 3)
+    odd = replace(RECIPE, steps=-1)
+    away = tmp_path / "away.gguf"
+    known = registry(download, lambda *_: 3, lambda *_: odd, lambda *_: away)
     assert source_of(TargetConfig(name="mine0"), said.append, known) == "org/model"
     assert said == ["one moment"]
     with pytest.raises(FalconLabError, match=r"mine1 is a int; .*theirs 1"):
         source_of(TargetConfig(name="mine1"), components=known)
+    with pytest.raises(FalconLabError, match=r"mine2: .*steps.*-1.*theirs 1"):
+        source_of(TargetConfig(name="mine2"), components=known)
+    with pytest.raises(FalconLabError, match=r"mine3: .*away\.gguf"):
+        ensure_target(TargetConfig(name="mine3"), components=known)
 
 
 def test_a_registered_folder_is_loaded_under_the_registered_name(tmp_path: Path) -> None:

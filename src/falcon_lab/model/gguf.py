@@ -23,7 +23,7 @@ from falcon_lab.bars import Bar
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about, cached, make_folder, make_once, write_atomically
 from falcon_lab.model.gguf_header import GGUFHeader, TensorEntry, cut_off, read_header
-from falcon_lab.model.memory import check_room
+from falcon_lab.model.memory import check_room, gib
 from falcon_lab.stored import read_json
 
 T = TypeVar("T")
@@ -71,7 +71,11 @@ def converted(path: Path, announce: Callable[[str], None], check: Callable[[Any]
         what = f"{header.elements / 1e6:.0f} M weights, {_dtype(header)}"
         announce(f"{path}: converting it once ({what}), kept in {folder}")
         shutil.rmtree(partial, ignore_errors=True)
-        _convert(header, make_folder(partial), check)
+        try:
+            _convert(header, make_folder(partial), check)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
     make_once(folder, make, is_finished=_is_whole)
     return folder
@@ -200,8 +204,8 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise FalconLabError(
-            f"{folder}: {needed / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free; "
-            "make room, or set FALCON_LAB_CACHE to another folder"
+            f"{folder.parent}: {gib(needed)} are needed and {gib(free)} are free; make room, or "
+            "set FALCON_LAB_CACHE to another folder"
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
-from falcon_lab.errors import FalconLabError, did_you_mean
+from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
 from falcon_lab.files import cached, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
@@ -73,14 +73,18 @@ def source_of(
     from falcon_lab.interfaces import TargetContext
 
     source = known.build("target", {"name": config.name}, TargetContext(announce))
-    if isinstance(source, PretrainingConfig):
-        return source
-    if not isinstance(source, str | Path):
+    if isinstance(source, str | Path):
+        return str(source)
+    owner = known.find("target", config.name).owner
+    if not isinstance(source, PretrainingConfig):
         raise FalconLabError(
             f"target {config.name} is a {type(source).__name__}; its builder must return a path, a "
-            f"hub id or a PretrainingConfig ({known.find('target', config.name).owner})"
+            f"hub id or a PretrainingConfig ({owner})"
         )
-    return str(source)
+    try:
+        return resolve(PretrainingConfig, dataclasses.asdict(source))
+    except ConfigError as error:
+        raise FalconLabError(f"target {config.name}: its recipe's {error} ({owner})") from error
 
 
 def recipe_fingerprint(recipe: PretrainingConfig) -> str:
@@ -124,7 +128,10 @@ def ensure_target(
         ensure_pretrained(config.name, source, folder, announce)
         source = str(folder)
     loaded = dataclasses.replace(config, name=source, pretraining=None)
-    target = load_target(loaded, announce)
+    try:
+        target = load_target(loaded, announce)
+    except FalconLabError as error:
+        raise FalconLabError(f"target {config.name}: {error}") from error
     target.name = config.name
     return target
 
