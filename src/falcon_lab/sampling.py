@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from falcon_lab.fields import TEMPERATURES
+from falcon_lab.fields import MASSES, TEMPERATURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Sampling:
             raise ValueError(f"temperature {problem}")
         if self.top_k < 0:
             raise ValueError(f"top_k must not be negative, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if problem := MASSES.refusal(self.top_p):
+            raise ValueError(f"top_p {problem}")
 
     @property
     def greedy(self) -> bool:

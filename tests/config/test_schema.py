@@ -162,6 +162,7 @@ def test_what_is_done_once_each_is_not_named_twice(cls: Any, key: str, items: li
         ("decoding.kv_memory", 0.0),
         ("evaluation.top_p", 0.0),
         ("evaluation.top_p", 1.1),
+        ("evaluation.top_p", 1e-300),
         ("distillation.optimizer.betas", [0.9]),
         ("distillation.optimizer.betas", [0.9, 1.0]),
         ("target.dtype", "float8"),

@@ -14,6 +14,7 @@ from typing import Any
 from falcon_lab.environment import WANDB_MODES
 from falcon_lab.errors import ConfigError
 from falcon_lab.fields import (
+    MASSES,
     TEMPERATURES,
     Form,
     Name,
@@ -213,7 +214,7 @@ class DistillationConfig:
     """Passes that the student is trained on: each after the first continues from the features that
     it predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
     Falcon's paper). The loss is a mean over the rows of all passes."""
-    unroll_decay: float = ranged(1.0, above=0, most=1)
+    unroll_decay: float = ranged(1.0, least=1e-3, most=1)
     """Weight of a row in the loss falls by this factor from pass to pass; EAGLE-3's is 0.8."""
     logits_mib: int = ranged(256, least=1, most=2**20)
     """MiB that the student's and the target's logits may take together, in float32; the loss is
@@ -286,7 +287,7 @@ class EvaluationConfig:
     max_new_tokens: int = token_count(128)
     temperature: float = any_temperature(0.0)
     top_k: int = ranged(0, least=0, most=2**31 - 1)
-    top_p: float = ranged(1.0, above=0, most=1)
+    top_p: float = limited(1.0, MASSES)
     stop: list[str] = limited([], Form(".+", "it would end every answer at once; leave it out"))
     """Strings that end an answer; what stands before them belongs to the answer."""
     repeats: int = ranged(3, least=1, most=1000)

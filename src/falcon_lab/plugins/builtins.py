@@ -23,7 +23,7 @@ MOST_LAYERS = 100
 LONGEST_PATH = 1000
 """Most levels of a tree, and passes of a round."""
 
-MOST_NODES = 10_000
+MOST_NODES = 2048
 """Most draft tokens of a round; attention masks grow with their square."""
 
 
@@ -99,7 +99,7 @@ class FalconObjectiveConfig:
     """``kl``, or ``tempered`` (the official code's temperature mixture)."""
     temperature: float = ranged(0.95, least=1e-3, most=1000)
     """Of the tempered form."""
-    slot_decay: float = ranged(1.0, above=0, most=1)
+    slot_decay: float = ranged(1.0, least=1e-3, most=1)
     """A row counts slot_decay to the power of its place in the block, 0..k-1: later rows are of use
     where the earlier ones are right (not in the paper; DFlash has exp(-1/4) for a block of 8)."""
 

@@ -28,7 +28,7 @@ class MedusaConfig:
 class MedusaObjectiveConfig:
     """Configure the cross-entropy of every head, the later ones weighted less."""
 
-    decay: float = ranged(0.8, above=0, most=1)
+    decay: float = ranged(0.8, least=1e-3, most=1)
     """Head i, from 1 on, has weight decay^i (0.8 in the paper; 1 in the official code)."""
     label: str = choice("data", ("data", "argmax", "soft"))
     """What a head learns: the ``data``'s token (published), the target's ``argmax``, or all of
