@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.load import dump, to_plain
-from falcon_lab.config.saved import CONFIGURATION, FACTS, read_facts, run_experiment
+from falcon_lab.config.saved import CONFIGURATION, FACTS, UNFINISHED, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.environment import is_worker, wandb_mode, world_size
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import check_place, locked, make_folder, remove_leftovers, write_atomically
+from falcon_lab.files import (
+    about,
+    check_place,
+    locked,
+    make_folder,
+    remove_leftovers,
+    write_atomically,
+)
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.stored import read_bounded
@@ -89,6 +96,10 @@ class Run:
         with locked(current.folder / ".lock", busy=busy):
             answers = current.folder / "answers"
             remove_leftovers(current.folder, current.drafter_folder, answers)
+            mark = current.drafter_folder / UNFINISHED
+            if mark.exists():  # a folder of that name is whole
+                with about(mark):
+                    mark.unlink()
             current.claim()
             finished = False
             try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab import __version__
-from falcon_lab.config.saved import DESCRIPTION, FORMAT, read_description
+from falcon_lab.config.saved import DESCRIPTION, FORMAT, UNFINISHED, read_description
 from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.files import about, explain, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from falcon_lab.plugins.registry import Components
 
 CONFIG, WEIGHTS, CARD = DESCRIPTION, "model.safetensors", "README.md"
-UNFINISHED = ".unfinished"
-"""Marks a folder that may be removed: one that is being written, or was replaced."""
 
 
 def save_drafter(

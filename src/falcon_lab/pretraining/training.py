@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
@@ -31,7 +31,7 @@ from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import about, write_atomically
+from falcon_lab.files import about, make_folder, write_atomically
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.masks import packed_mask
 from falcon_lab.model.memory import check_room
@@ -148,6 +148,8 @@ FINAL_LR = 0.01
 """Share of the learning rate at the last step."""
 MARK = "tokenizer_config.json"
 """The file of a saved tokenizer that is written last."""
+SAVING = ".saving"
+"""Folder of files that are being written."""
 
 TOKENIZER_DOCUMENTS = 1000
 """Documents that merges are computed from: more change little and cost much."""
@@ -165,21 +167,27 @@ def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
         texts = [document.text or "" for document in documents]
         trained = train_tokenizer(texts, recipe.vocabulary)
         trained.model_max_length = recipe.model.max_positions
-        save_whole(trained, folder)
+        save_whole(trained, folder, last=MARK)
     return AutoTokenizer.from_pretrained(folder)
 
 
-def save_whole(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer in one piece: ``MARK`` comes last.
+def save_whole(saved: Any, folder: Path, *, last: str) -> None:
+    """Save a tokenizer or a model: every file whole, and ``last`` the last of them.
 
     Raises:
         FalconLabError: it cannot be written.
     """
-    with TemporaryDirectory(dir=folder, prefix="tokenizer-") as place:
-        with about(folder, also=(Exception,)):  # a full disk is nothing more precise there
-            tokenizer.save_pretrained(place)
-        for file in sorted(Path(place).iterdir(), key=lambda file: file.name == MARK):
-            file.replace(folder / file.name)
+    place = folder / SAVING
+    shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+    try:
+        make_folder(place)
+        with about(folder, also=(Exception,)):  # of a full disk the libraries say so in words
+            saved.save_pretrained(place)
+        with about(folder):
+            for file in sorted(place.iterdir(), key=lambda file: file.name == last):
+                file.replace(folder / file.name)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
@@ -214,7 +222,7 @@ def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> Ll
         recipe.checkpoint_every,
     )
     if trainer.is_global_zero:
-        model.eval().save_pretrained(folder)
+        save_whole(model.eval(), folder, last="model.safetensors")
         loss = held_out_loss(model, data)
         write_atomically(folder / LOSS, json.dumps(asdict(HeldOutLoss(loss))))
     return model
