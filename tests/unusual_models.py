@@ -45,6 +45,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon": ("FalconConfig", {"alibi": False, "new_decoder_architecture": True}),
     "gemma4": ("Gemma4TextConfig", HEADS_BY_KIND),
+    "bloom": ("BloomConfig", {"n_head": 4, "n_layer": 2}),
     "moshi": ("MoshiConfig", {"ffn_dim": 64, "head_dim": 8, "sliding_window": 256}),
 }
 """Family -> its configuration's class and what stands in it beside ``SHAPE``."""

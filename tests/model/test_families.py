@@ -12,6 +12,7 @@ from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import (
     FULL,
     SLIDING,
+    UNBOUNDED,
     LayerSizes,
     decoder_of,
     layer_kinds,
@@ -30,7 +31,7 @@ def test_every_unusual_family_can_be_a_target(family: str) -> None:
 
 @pytest.mark.parametrize("family", CONFIGURATIONS)
 def test_decoder_blocks_of_every_unusual_family_can_be_made(family: str) -> None:
-    assert len(Backbone.short(unusual_config(family), 1).layout.layers) == 1
+    assert len(Backbone.short(unusual_target(family).config, 1).layout.layers) == 1
 
 
 def test_a_window_as_long_as_the_text_is_none() -> None:
@@ -59,6 +60,12 @@ def test_layers_of_several_sizes_give_those_of_full_attention() -> None:
 def test_layer_sizes_have_their_family_s_names() -> None:
     assert LayerSizes.of(tiny_config("gpt2")) == (32, 128, 4, 4, 8)
     assert LayerSizes.of(tiny_config("qwen3")) == (32, 64, 4, 2, 8)
+
+
+def test_linear_biases_have_positions_without_end() -> None:
+    config = unusual_config("bloom")
+    del config.max_position_embeddings
+    assert max_positions(config) == UNBOUNDED
 
 
 def test_a_configuration_without_positions_is_refused_with_the_key_to_add() -> None:

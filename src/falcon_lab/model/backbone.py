@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.model.alibi import biased, with_bias_in_masks
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.attention.merged import Merged
 from falcon_lab.model.attention.registration import PREFIX, backend_of
@@ -85,6 +86,7 @@ class Backbone(nn.Module):
 
     def __init__(self, base: Any, *, lean: bool = False, width: int | None = None) -> None:
         super().__init__()
+        base, self._slopes = with_bias_in_masks(base)
         self.base = base
         self.lean = LeanLayers.of(base) if lean else None
         self.config: Any = base.config
@@ -201,10 +203,11 @@ class Backbone(nn.Module):
         new = positions.shape[1]
         seen = new if cache is None else cache.length + new
         lean = None if cache is None or torch.is_grad_enabled() else self.lean
-        causal = causal and self.window is None
+        by_position = self.window is not None or self._slopes is not None
+        causal = causal and not by_position
         backend = self._backend(mask, new, seen, causal)
         masks = None  # the short way needs none where every token attends to every key
-        if lean is None or mask is not None or self.window is not None:
+        if lean is None or mask is not None or by_position:
             narrow = backend is not None
             masks = self._masks(mask, positions, cache, new, seen, dtype, narrow=narrow)
         if lean is not None and cache is not None:
@@ -266,18 +269,22 @@ class Backbone(nn.Module):
 
         ``narrow``: full attention accepts a mask of the last keys as it is.
         """
-        if self.window is None and mask is None:
+        if self.window is None and self._slopes is None and mask is None:
             return self._see_all(new, 0 if narrow else seen, dtype, positions.device)
         if mask is None:
             mask = torch.ones(1, new, 0, dtype=torch.bool, device=positions.device)
         forms = {}
         for kind in self.kinds:
             of_kind = mask if narrow and kind == FULL else widened(mask, seen)
+            keys = positions
+            if (kind == SLIDING or self._slopes is not None) and cache is not None:
+                keys = cache.record_positions(positions)
             if kind == SLIDING:
                 assert self.window is not None
-                keys = positions if cache is None else cache.record_positions(positions)
                 of_kind = windowed(of_kind, positions, keys, self.window)
             forms[kind] = for_attention(of_kind, self.implementation, dtype)
+            if self._slopes is not None:
+                forms[kind] = biased(forms[kind], self._slopes, keys)
         return forms if len(forms) > 1 else forms[self.kinds[0]]
 
     def _see_all(self, new: int, seen: int, dtype: torch.dtype, device: torch.device) -> Any:

@@ -12,6 +12,12 @@ from falcon_lab.errors import FalconLabError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+LINEAR_BIASES = ("bloom",)
+"""Families whose positions are biases of attention (ALiBi) and have no end."""
+
+UNBOUNDED = 2**20
+"""Positions of a model whose positions have no end: so many stand for it."""
+
 STATES = ("linear_attention", "mamba", "recurrent", "hybrid", "conv", "ssm")
 """Parts of the names of layers that carry a state from token to token."""
 
@@ -44,6 +50,8 @@ def max_positions(config: Any) -> int:
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         if isinstance(found := getattr(config, key, None), int):
             return found
+    if config.model_type in LINEAR_BIASES:
+        return UNBOUNDED
     raise FalconLabError(
         f"the configuration of {config.model_type} does not say how many positions it has; add "
         "max_position_embeddings to its config.json"
