@@ -14,6 +14,7 @@ from falcon_lab.files import (
     keep_former,
     locked,
     make_folder,
+    make_once,
     remove_leftovers,
     replacing,
     write_atomically,
@@ -207,3 +208,24 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
     remove_leftovers(tmp_path, tmp_path / "missing")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {".lock", ".env.1", "results.json", ".7.folder"}
+
+
+def test_a_link_that_leads_nowhere_is_said_to(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("gone")
+    with pytest.raises(FalconLabError, match=r"the link .*runs leads to nothing"):
+        make_folder(tmp_path / "runs")
+
+
+def test_a_file_in_place_of_what_is_made_once_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("mine")
+    with pytest.raises(FalconLabError, match="a file stands where a folder is needed"):
+        make_once(tmp_path / "model", Path.mkdir, is_finished=lambda folder: False)
+    assert (tmp_path / "model").read_text() == "mine"
+
+
+def test_what_belongs_to_a_former_file_gets_the_same_number(tmp_path: Path) -> None:
+    results, page = tmp_path / "results.json", tmp_path / "report.html"
+    for name in ("results.json", "report.html", "report.1.html"):
+        (tmp_path / name).write_text(name)
+    assert keep_former(results, page, tmp_path / "answers") == tmp_path / "results.2.json"
+    assert (tmp_path / "report.2.html").read_text() == "report.html"

@@ -79,7 +79,7 @@ def explain(error: Exception, path: Path | None = None, purpose: str = "written"
     place = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else path
     code, reason = _code_and_reason(error)
     remedy = REMEDIES.get(code)
-    if code == errno.ENOENT and place is not None:
+    if place is not None and (code == errno.ENOENT or _leads_nowhere(place)):
         remedy = _missing(place, purpose)
     if place is not None and cache_folder() in place.parents:
         remedy = f"{remedy or 'look at it'}; FALCON_LAB_CACHE sets another folder"
@@ -101,9 +101,17 @@ def _code_and_reason(error: Exception) -> tuple[int, str]:
 def _missing(path: Path, purpose: str) -> str:
     """Return what to do where a path, or the folder that it is in, is not there."""
     for each in (path, *path.parents):
-        if each.is_symlink() and not each.exists():
+        if _leads_nowhere(each):
             return f"the link {each} leads to nothing; remove it or choose another place"
     return "name one that is there" if purpose == "read" else "choose another place"
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Return whether a path is a link to what is not there; one to itself is no such link."""
+    try:
+        return path.is_symlink() and not path.exists()
+    except OSError:
+        return False
 
 
 def check_place(path: Path, *, folder: bool) -> None:
@@ -365,6 +373,8 @@ def make_once(
         if is_finished(folder):
             return
         partial = folder.with_name(folder.name + ".partial")
+        for place in (folder, partial):
+            check_place(place, folder=True)
         if folder.exists():  # damaged since: what is whole in it is kept
             shutil.rmtree(partial, ignore_errors=True)
             folder.rename(partial)

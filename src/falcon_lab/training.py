@@ -8,7 +8,6 @@ it is there.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from falcon_lab.bars import Bar
 from falcon_lab.config.schema import OptimizerConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import explain
+from falcon_lab.files import check_place, explain
 
 DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
 """Defaults that differ from Lightning's; ``trainer:`` overrides them."""
@@ -262,12 +261,13 @@ def find_checkpoint(folder: Path, module: nn.Module | None = None) -> Path | Non
         module: what is trained; None takes any checkpoint that can be read.
 
     Raises:
-        FalconLabError: there are checkpoints and none can be used.
+        FalconLabError: there are checkpoints and none can be used, or none could be written.
     """
     refused: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / name
-        if not os.path.lexists(path):
+        check_place(path, folder=False)
+        if not path.exists():
             continue
         if not (reason := _unusable(path, module)):
             if refused:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
-from falcon_lab.files import cached, make_folder, make_once
+from falcon_lab.files import cached, check_place, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
-from falcon_lab.pretraining.quality import read_quality
+from falcon_lab.pretraining.quality import JUDGEMENT, read_quality
 
 if TYPE_CHECKING:
     from falcon_lab.interfaces import TargetContext
@@ -194,6 +194,8 @@ def ensure_pretrained(
         (make or train_target)(name, recipe, partial, announce)
         shutil.rmtree(partial / "checkpoints", ignore_errors=True)
 
+    if not is_finished(folder):
+        check_place(folder / JUDGEMENT, folder=False)
     make_once(folder, train, is_finished=is_finished)
 
 
