@@ -90,7 +90,7 @@ def _digits(number: float) -> str:
 TEMPERATURES = Range(least=1e-6, most=1000, or_zero=True)
 """Temperatures: 0 is greedy, and logits divided by less than the least could leave float32."""
 
-MASSES = Range(least=1e-6, most=1)
+MASSES = Range(least=1e-30, most=1)
 """Masses of probability that float32 tells from 0."""
 
 
