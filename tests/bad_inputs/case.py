@@ -191,9 +191,18 @@ def remove(*paths: str) -> Change:
     return change
 
 
+def write_over(path: str) -> Change:
+    """Put a file where a path is, in place of what is there."""
+    return all_of(remove(path), write(path, "a file\n"))
+
+
 def cut(path: str, size: int) -> Change:
-    """Cut a file short."""
-    return lambda: os.truncate(path, size)
+    """Cut a file to a size, or by a negative one."""
+
+    def change() -> None:
+        os.truncate(path, size if size >= 0 else Path(path).stat().st_size + size)
+
+    return change
 
 
 def folder_at(path: str) -> Change:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,4 +82,5 @@ def prepare(folder: Path) -> None:
         (folder / "corpus" / f"{name}.txt").write_text(f"{name} b c d\n" * 40, "utf-8")
     run("run", "x.yaml")
     run("run", "x.yaml", "out=runs/other", "seed=1", "stages=[target, data, distil]")
+    shutil.copytree("runs/tiny/drafter", "shared")
     run("compare", "runs/tiny", "runs/other", "out=runs/compare", "budgets=[chain-2]")
