@@ -170,3 +170,13 @@ def test_figures_that_were_half_written_are_measured_again(tmp_path: Path) -> No
     (tmp_path / "loss.json").write_text(whole[:10])
     trained_model(RECIPE, tokenizer, tmp_path)
     assert (tmp_path / "loss.json").read_text() == whole
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 20_000, b"\xff\xfe", b"null"])
+def test_what_an_earlier_attempt_left_damaged_is_named_with_its_folder(
+    tmp_path: Path, content: bytes
+) -> None:
+    trained_tokenizer(RECIPE, tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(FalconLabError, match=rf"{tmp_path}: .*damaged .*remove it"):
+        trained_tokenizer(RECIPE, tmp_path)

@@ -123,6 +123,7 @@ def ensure_target(
     if source == config.name:
         with near_names_said(config.name, known):
             return load_target(config, announce)
+    made = isinstance(source, PretrainingConfig)
     if isinstance(source, PretrainingConfig):
         folder = target_folder(config.name, source)
         ensure_pretrained(config.name, source, folder, announce)
@@ -131,7 +132,8 @@ def ensure_target(
     try:
         target = load_target(loaded, announce)
     except FalconLabError as error:
-        raise FalconLabError(f"target {config.name}: {error}") from error
+        again = f" (made here; anew where {source} is removed)" if made else ""
+        raise FalconLabError(f"target {config.name}{again}: {error}") from error
     target.name = config.name
     return target
 

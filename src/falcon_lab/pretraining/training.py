@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -168,7 +170,25 @@ def trained_tokenizer(recipe: PretrainingConfig, folder: Path) -> Any:
         trained = train_tokenizer(texts, recipe.vocabulary)
         trained.model_max_length = recipe.model.max_positions
         save_whole(trained, folder, last=MARK)
-    return AutoTokenizer.from_pretrained(folder)
+    with left_before(folder):
+        return AutoTokenizer.from_pretrained(folder)
+
+
+@contextmanager
+def left_before(folder: Path) -> Iterator[None]:
+    """Name the folder where a library cannot read what an earlier attempt left there.
+
+    Raises:
+        FalconLabError: for whatever is raised inside.
+    """
+    try:
+        yield
+    except Exception as error:  # transformers, tokenizers and safetensors raise many kinds
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise FalconLabError(
+            f"{folder}: what an earlier attempt left there is damaged ({reason}); remove it, and "
+            "the target is made anew"
+        ) from error
 
 
 def save_whole(saved: Any, folder: Path, *, last: str) -> None:
@@ -205,7 +225,8 @@ def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
 def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> LlamaForCausalLM:
     """Return the recipe's model, trained, and write its held-out loss to ``loss.json``."""
     if read_loss(folder):
-        return LlamaForCausalLM.from_pretrained(folder)
+        with left_before(folder):
+            return LlamaForCausalLM.from_pretrained(folder)
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
     data = data_of(recipe, tokenizer)
     trainer = train(
