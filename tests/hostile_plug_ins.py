@@ -237,6 +237,21 @@ WRONG_BUILDERS = [
         "builds half a drafter", building("del Head.draft; return Head(config, context)"), "draft"
     ),
     Hostile(
+        "builds a drafter with a word for k",
+        building("Head.block = 'two'; return Head(config, context)"),
+        "block='two'",
+    ),
+    Hostile(
+        "builds a drafter with no tokens",
+        building("Head.block = 0; return Head(config, context)"),
+        "block=0",
+    ),
+    Hostile(
+        "builds a drafter that cannot draft",
+        building("Head.draft = 5; return Head(config, context)"),
+        "draft=5",
+    ),
+    Hostile(
         "builds a drafter without k",
         building("del Head.block; return Head(config, context)"),
         "block",

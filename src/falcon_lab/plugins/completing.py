@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.foreign import shown
 from falcon_lab.plugins.hooks import Component
 
 RENAMED = {
@@ -23,6 +24,9 @@ RENAMED = {
 """What members of a drafter were called before."""
 TELLING = {"harvest", "max_probes", "kv_held"}
 """Those that a drafter of today has no other use for."""
+
+SIZES = {"block": 1, "max_depth": 0, "max_nodes": 0, "max_auxiliary": 0}
+"""Members that are numbers -> the least that they may be."""
 
 
 def completed(component: Component, made: Any) -> Any:
@@ -52,7 +56,28 @@ def completed(component: Component, made: Any) -> Any:
             f"{what} is a {type(made).__name__} without {', '.join(missing)}, which "
             f"falcon_lab.interfaces.{base.__name__} asks for ({component.owner})"
         )
+    _refuse_wrong_members(component, made, base)
     return made
+
+
+def _refuse_wrong_members(component: Component, made: Any, base: type[Any]) -> None:
+    """Raise where methods cannot be called, or sizes are none, before decoding meets them."""
+    wrong = [name for name in base.__abstractmethods__ if not callable(getattr(made, name))]
+    sizes = [name for name in SIZES if hasattr(base, name) or name in base.__annotations__]
+    wrong += [name for name in sizes if not _is_size(getattr(made, name), SIZES[name])]
+    if wrong:
+        found = ", ".join(f"{name}={shown(repr(getattr(made, name)))}" for name in sorted(wrong))
+        raise FalconLabError(
+            f"{component.kind} {component.full_name} has {found}, which is nothing that "
+            f"falcon_lab.interfaces.{base.__name__} can have ({component.owner})"
+        )
+
+
+def _is_size(value: Any, least: int) -> bool:
+    try:
+        return bool(value >= least)
+    except (TypeError, ValueError, RuntimeError):  # no number at all
+        return False
 
 
 def _refuse_old_names(component: Component, made: Any, base: type[Any]) -> None:
