@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
         return lambda current, wanted: found.append((name, wanted))
 
     monkeypatch.setattr(experiment, "STAGE", {name: stage(name) for name in STAGES})
+    monkeypatch.setattr(experiment, "CHECK", {})
     return found
 
 
@@ -93,7 +95,13 @@ def test_a_runs_folder_is_measured_as_its_own_experiment_says(tmp_path: Path) ->
 
 
 def test_a_shared_drafter_is_measured_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"target": {"name": "org/model", "revision": "abc"}}')
+    description = {
+        "format": 1,
+        "drafter": {"name": "falcon"},
+        "provenance": {"name": "falcon", "distribution": "falcon-lab"},
+        "target": {"name": "org/model", "revision": "abc", "fingerprint": "f"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(description))
     found = saved_experiment(tmp_path, [])
     assert (found.target.name, found.target.revision) == ("org/model", "abc")
     assert found.out == f"runs/evaluate-{tmp_path.name}"
@@ -102,5 +110,5 @@ def test_a_shared_drafter_is_measured_in_a_folder_of_its_own(tmp_path: Path) -> 
 
 
 def test_a_folder_with_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FalconLabError, match="no saved drafter's description"):
+    with pytest.raises(FalconLabError, match="no saved drafter here"):
         saved_experiment(tmp_path, [])

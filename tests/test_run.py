@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from falcon_lab.config.load import load_experiment
+from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
-from falcon_lab.run import Run, flatten, refuse_changes, training_facts
+from falcon_lab.run import Run, flatten, refuse_changes, run_folder, training_facts
 
 
 def silent(_: str) -> None:
@@ -23,6 +24,14 @@ def enter(folder: Path, *overrides: str) -> None:
 def finish_training(folder: Path) -> None:
     (folder / "drafter").mkdir()
     (folder / "drafter" / "config.json").write_text("{}")
+
+
+def test_each_run_of_a_sweep_has_a_folder_of_its_own() -> None:
+    experiment = Experiment(out="runs/csgd")
+    assert run_folder(experiment, {}) == Path("runs/csgd")
+    assert run_folder(experiment, {"WANDB_RUN_ID": "abc"}) == Path("runs/csgd")
+    sweep = {"WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": "abc"}
+    assert run_folder(experiment, sweep) == Path("runs/csgd-abc")
 
 
 def test_a_folder_is_let_go_of_when_its_run_ends(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 import running
 from falcon_lab.config.load import load_experiment
 from falcon_lab.measure.results import build_results
-from falcon_lab.report.tracking import decode_metrics, run_folder
+from falcon_lab.report.tracking import decode_metrics
+from falcon_lab.run import run_folder
 from measuring import EXPERIMENT, HEADER, TARGET, measurement
 
 ROOT = Path(__file__).parents[1]

@@ -8,25 +8,44 @@
 
 Each stage leaves its product in the run folder, so that a killed run resumes where it stopped and
 ``stages=[evaluate]`` uses the drafter that is there.
+
+Before the first of them, ``check`` goes through all: what the last stage would refuse is refused
+before anything is trained, measured or written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from falcon_lab.config.schema import STAGES, Experiment
+from falcon_lab.errors import FalconLabError
 from falcon_lab.run import Run
 
+if TYPE_CHECKING:
+    from falcon_lab.pretraining.target import TargetAhead
 
-def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
-    """Run the stages that the experiment names.
 
-    ``announce`` is called with one line for the user at a time.
+def run(
+    experiment: Experiment, *, announce: Callable[[str], None], ahead: TargetAhead | None = None
+) -> Run:
+    """Check the stages that the experiment names, and run them.
+
+    Args:
+        experiment: the configuration.
+        announce: is called with one line for the user at a time.
+        ahead: the target or its stand-in, where all was checked already.
 
     Raises:
         FalconLabError: for whatever the user can mend; what was finished stays finished.
     """
+    ready = Run.at(experiment, announce=announce)
+    if ahead is None and not ready.is_worker:
+        ahead = check(experiment, announce=announce)
     with Run.open(experiment, announce=announce) as current:
+        current.ahead = ahead
         for name in STAGES:
             if name in experiment.stages and not current.is_worker:
                 announce(f"— {name}")
@@ -36,13 +55,75 @@ def run(experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
         return current
 
 
+def check(
+    experiment: Experiment, *, announce: Callable[[str], None], ahead: TargetAhead | None = None
+) -> TargetAhead:
+    """See that every stage can do its work, without doing it; nothing is written.
+
+    The target is loaded where it is there; for one that is still to be trained, a stand-in of its
+    shape is asked.
+
+    Args:
+        experiment: the configuration.
+        announce: is called with one line for the user at a time.
+        ahead: the target or its stand-in, where it is known.
+
+    Raises:
+        FalconLabError: what a stage would refuse.
+    """
+    from falcon_lab.pretraining.target import target_ahead
+
+    current = Run.at(experiment, announce=announce)
+    check_files(experiment)
+    current.ahead = ahead or target_ahead(experiment.target, announce, current.components)
+    for name in experiment.stages:
+        if name in CHECK:
+            CHECK[name](current)
+    return current.ahead
+
+
+def check_files(experiment: Experiment) -> None:
+    """See that files that are read are there and can be, and that the run may have its folder.
+
+    It is the part of ``check`` that imports no torch.
+
+    Raises:
+        FalconLabError: naming the file or the key.
+    """
+    from falcon_lab.config.saved import read_description
+    from falcon_lab.data.documents import load_template
+    from falcon_lab.measure.prompts import check_prompts
+
+    Run.at(experiment, announce=lambda line: None).check_claim()
+    if "data" in experiment.stages or "distil" in experiment.stages:
+        load_template(experiment.data.chat_template)
+    if "evaluate" in experiment.stages:
+        check_prompts(experiment.evaluation.prompts)
+        for name, method in experiment.evaluation.methods.items():
+            if method.drafter_path is not None and not method.optional:
+                with named(f"evaluation.methods.{name}.drafter_path"):
+                    read_description(Path(method.drafter_path))
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """Put a key before what is refused inside the block."""
+    try:
+        yield
+    except FalconLabError as error:
+        raise FalconLabError(f"{key}: {error}") from error
+
+
 def target(current: Run, *, wanted: bool) -> None:
     """Load the frozen target, and what is known of its quality. Every stage needs it."""
     from falcon_lab.pretraining.quality import gate_sentence
     from falcon_lab.pretraining.target import ensure_target, stored_quality
 
     config = current.experiment.target
-    current.target = ensure_target(config, current.announce, current.components)
+    if current.ahead is None:
+        current.target = ensure_target(config, current.announce, current.components)
+    else:
+        current.target = current.ahead.itself(config, current.announce, current.components)
     current.quality = stored_quality(config, current.components)
     if wanted:
         size = sum(weight.numel() for weight in current.target.model.parameters()) / 1e6
@@ -66,6 +147,20 @@ def data(current: Run, *, wanted: bool) -> None:
         )
 
 
+def check_data(current: Run) -> None:
+    """See that the data can be prepared."""
+    from falcon_lab.data.datamodule import check_data
+
+    experiment = current.experiment
+    if current.ahead is not None and not current.training_done:
+        check_data(
+            experiment.data,
+            current.ahead.target,
+            drafter=experiment.drafter,
+            components=current.components,
+        )
+
+
 def distil(current: Run, *, wanted: bool) -> None:
     """Train the drafter and save it; the one that is there is kept."""
     from falcon_lab.distill.stage import train_drafter
@@ -84,6 +179,17 @@ def distil(current: Run, *, wanted: bool) -> None:
         )
 
 
+def check_distil(current: Run) -> None:
+    """See that the drafter can be trained, and its curves be recorded."""
+    from falcon_lab.distill.stage import check_training
+    from falcon_lab.report.tracking import check_tracking
+
+    if current.ahead is not None and not current.training_done:
+        check_data(current)
+        check_tracking(current.experiment.wandb)
+        check_training(current.experiment, current.ahead.target, current.components, current.folder)
+
+
 def evaluate(current: Run, *, wanted: bool) -> None:
     """Measure every method, paired."""
     from falcon_lab.studies.evaluate import evaluate_methods
@@ -98,6 +204,16 @@ def evaluate(current: Run, *, wanted: bool) -> None:
             quality=current.quality,
             announce=current.announce,
         )
+
+
+def check_evaluate(current: Run) -> None:
+    """See that every method can be measured; a fresh drafter stands in for one to be trained."""
+    from falcon_lab.measure.engines import Setup
+
+    if current.ahead is not None:
+        fresh = "distil" in current.experiment.stages and not current.training_done
+        setup = Setup.ahead(current.experiment, current.ahead, current.components)
+        setup.check(None if fresh else current.drafter_folder)
 
 
 def report(current: Run, *, wanted: bool) -> None:
@@ -115,6 +231,15 @@ def report(current: Run, *, wanted: bool) -> None:
         )
 
 
+def check_report(current: Run) -> None:
+    """See that there will be something to report, and that it can be sent where it is to go."""
+    from falcon_lab.report.tracking import check_tracking
+
+    check_tracking(current.experiment.wandb)
+    if "evaluate" not in current.experiment.stages:
+        current.load_results()
+
+
 STAGE: dict[str, Callable[..., None]] = {
     "target": target,
     "data": data,
@@ -122,3 +247,11 @@ STAGE: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "report": report,
 }
+
+CHECK: dict[str, Callable[[Run], None]] = {
+    "data": check_data,
+    "distil": check_distil,
+    "evaluate": check_evaluate,
+    "report": check_report,
+}
+"""Stage -> what it needs, checked before the first begins; the target's own is its loading."""

@@ -116,7 +116,7 @@ class Form:
 
     def refusal(self, value: Any) -> str | None:
         """Return what is wrong with a text, or None."""
-        matches = re.fullmatch(self.pattern, value, re.DOTALL)
+        matches = isinstance(value, str) and re.fullmatch(self.pattern, value, re.DOTALL)
         return None if matches else f"is {value!r}; {self.advice}"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from falcon_lab.config.load import dump, to_plain
 from falcon_lab.config.saved import CONFIGURATION, FACTS, UNFINISHED, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
-from falcon_lab.environment import is_worker, wandb_mode, world_size
+from falcon_lab.environment import is_worker, wandb_mode, wandb_run, world_size
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import (
     about,
@@ -30,6 +31,7 @@ from falcon_lab.stored import read_bounded
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
     from falcon_lab.model.target import Target
+    from falcon_lab.pretraining.target import TargetAhead
     from falcon_lab.report.tracking import Tracking
 
 DECIDES_THE_DRAFTER = (
@@ -63,6 +65,10 @@ class Run:
         experiment: the validated configuration.
         folder: where every product is kept.
         announce: is called with one line for the user.
+        target: the frozen model, once its stage has loaded it.
+        data: once their stage has packed them.
+        quality: what is known of a target that was trained here.
+        ahead: the target as it was before anything was trained.
     """
 
     experiment: Experiment
@@ -71,6 +77,13 @@ class Run:
     target: Target = field(init=False)
     data: FalconDataModule = field(init=False)
     quality: dict[str, Any] | None = None
+    ahead: TargetAhead | None = None
+
+    @classmethod
+    def at(cls, experiment: Experiment, *, announce: Callable[[str], None]) -> Run:
+        """Return the run of an experiment without touching its folder."""
+        wandb_mode(experiment.wandb.mode)  # is refused now, where the environment has a wrong one
+        return cls(experiment, run_folder(experiment), announce)
 
     @classmethod
     @contextmanager
@@ -81,10 +94,7 @@ class Run:
             FalconLabError: another run is using the folder, or it holds a drafter that another
                 configuration trained.
         """
-        from falcon_lab.report.tracking import run_folder
-
-        current = cls(experiment, run_folder(experiment), announce)
-        wandb_mode(experiment.wandb.mode)  # before anything is trained
+        current = cls.at(experiment, announce=announce)
         make_folder(current.folder)
         if current.is_worker:  # of a distributed training, whose first process holds the lock
             yield current
@@ -166,25 +176,34 @@ class Run:
         """Return whether the drafter of this configuration is finished."""
         return (self.drafter_folder / "config.json").exists()
 
-    def claim(self) -> None:
-        """Write the configuration down, or see that it is the one written down before.
+    def check_claim(self) -> None:
+        """See that this run may have the folder, which is not touched.
 
         Raises:
             FalconLabError: what was trained here had other settings, nothing says which, or a file
                 of somebody else's would be replaced.
         """
-        path, now, trains = self.folder / FACTS, self.facts, "distil" in self.experiment.stages
         for name, folder in PRODUCTS.items():
             check_place(self.folder / name, folder=folder)
+        if self.training_done or any(self.checkpoint_folder.glob("*.ckpt")):
+            refuse_changes(self.facts_before(), self.facts, self.folder)
+        elif "distil" in self.experiment.stages and not (self.folder / FACTS).exists():
+            self.refuse_to_replace_a_configuration()
+
+    def claim(self) -> None:
+        """Write the configuration down, or see that it is the one written down before.
+
+        Raises:
+            FalconLabError: as ``check_claim``.
+        """
+        trains = "distil" in self.experiment.stages
         if trains:
             from falcon_lab.drafters.saved import finish_exchange
 
+            check_place(self.drafter_folder, folder=True)
             finish_exchange(self.drafter_folder)
-        if self.training_done or any(self.checkpoint_folder.glob("*.ckpt")):
-            refuse_changes(self.facts_before(), now, self.folder)
-        elif trains and not path.exists():
-            self.refuse_to_replace_a_configuration()
-        write_atomically(path, json.dumps(now, indent=2, sort_keys=True))
+        self.check_claim()
+        write_atomically(self.folder / FACTS, json.dumps(self.facts, indent=2, sort_keys=True))
         if trains:
             write_atomically(self.folder / CONFIGURATION, dump(self.experiment))
 
@@ -230,6 +249,14 @@ PRODUCTS = {
     "answers": True,
 }
 """What a run writes into its folder -> whether that is a folder."""
+
+
+def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the experiment's ``out``; each run of a sweep adds its W&B id."""
+    run = wandb_run(environment)
+    if environment.get("WANDB_SWEEP_ID") and run:
+        return Path(f"{experiment.out}-{run}")
+    return Path(experiment.out)
 
 
 def training_facts(experiment: Experiment) -> dict[str, Any]:

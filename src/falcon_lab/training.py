@@ -27,9 +27,8 @@ from falcon_lab.bars import Bar
 from falcon_lab.config.schema import OptimizerConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_place, explain
+from falcon_lab.trainer import make_trainer
 
-DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
-"""Defaults that differ from Lightning's; ``trainer:`` overrides them."""
 REFRESH = 5
 """Steps between two refreshes of the progress bar."""
 LAST, PREVIOUS, PARTIAL = "last.ckpt", "previous.ckpt", "partial.ckpt.tmp"
@@ -61,10 +60,10 @@ def train(
     checkpoints = folder / "checkpoints"
     resume = find_checkpoint(checkpoints, module)
     bar = [TrainingBar()] if trainer_args.get("enable_progress_bar", True) else []
-    trainer = Trainer(
-        **{**DEFAULTS, **trainer_args},
-        default_root_dir=folder,
-        logger=False if logger is None else logger,
+    trainer = make_trainer(
+        trainer_args,
+        folder,
+        logger=logger,
         callbacks=[*bar, *callbacks, KeepLastTwo(checkpoints, checkpoint_every), KeepSigterm()],
     )
     try:

@@ -131,7 +131,7 @@ def test_what_is_not_measured_says_why(models: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--drafter", "nowhere"], "nowhere/config.json: no saved drafter's description"),
+        (["--drafter", "nowhere"], "nowhere: no saved drafter here"),
         (["--tree", "static"], "--tree needs a drafter: --drafter DIR or drafter.name=NAME"),
         (["drafter.name=falcon", "--tree=chain,dept=3"], "override 'tree.dept=3': tree.dept"),
         (["drafter.name=falcon", "--tree=chian"], "override 'tree.name=chian': tree.name: no"),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wandb
 
-from falcon_lab.config.schema import Experiment, WandbConfig
+from falcon_lab.config.schema import WandbConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.results import build_results
 from falcon_lab.report.history import read_history
 from falcon_lab.report.tracking import (
     Tracking,
+    check_tracking,
     decode_metrics,
-    run_folder,
     run_id,
     start_tracking,
 )
@@ -41,12 +42,20 @@ def results(**changes: Any) -> dict[str, Any]:
     )
 
 
-def test_each_run_of_a_sweep_has_a_folder_of_its_own() -> None:
-    experiment = Experiment(out="runs/csgd")
-    assert run_folder(experiment, {}) == Path("runs/csgd")
-    assert run_folder(experiment, {"WANDB_RUN_ID": "abc"}) == Path("runs/csgd")
-    sweep = {"WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": "abc"}
-    assert run_folder(experiment, sweep) == Path("runs/csgd-abc")
+@pytest.mark.parametrize(("key", "refused"), [("", True), ("a" * 40, False), ("short", True)])
+def test_going_online_without_a_login_is_refused_before_a_run(
+    key: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    if not key:
+        monkeypatch.delenv("WANDB_API_KEY")
+    wandb.teardown()
+    with pytest.raises(FalconLabError, match="wandb login") if refused else nullcontext():
+        check_tracking(WandbConfig())
+    wandb.teardown()
 
 
 def test_a_run_keeps_its_id(tmp_path: Path) -> None:

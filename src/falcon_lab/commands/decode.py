@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_text
 
 if TYPE_CHECKING:
-    from falcon_lab.decoding.engine import SpeculativeEngine
     from falcon_lab.decoding.generation import Generation
     from falcon_lab.decoding.stopping import StopCondition
     from falcon_lab.interfaces import Acceptance
@@ -107,17 +107,15 @@ def generate(
     if not text.strip():
         raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
 
-    from falcon_lab.measure.conversation import EncodedPrompt
     from falcon_lab.timing import Stopwatch
 
+    experiment.evaluation.prompts.texts = [text]
+    choose_method(experiment, drafter, overrides)
     setup = load(experiment)
-    target = setup.target
-    engine = speculative(setup, drafter, overrides) or setup.plain()
-    chat = bool(getattr(target.tokenizer, "chat_template", None))
-    longest = target.max_positions
-    encoded = EncodedPrompt("prompt", "", (text,), target.tokenizer, chat, target.device, longest)
+    engine = setup.methods().engines.get(DRAFTER) or setup.plain()
+    [encoded] = setup.prompts()
     stream = Stream(setup.stop, color=wants_color(no_color))
-    with Stopwatch(target.device) as watch:
+    with Stopwatch(setup.target.device) as watch:
         generation = setup.answer(engine, encoded, on_round=stream.on_round)
     stream.finish()
     progress(summary(generation, watch.wall - stream.seconds))
@@ -175,12 +173,14 @@ def check(
 
     from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
 
-    setup = load(experiment)
-    engine = speculative(setup, drafter, overrides)
-    if engine is None:
-        raise FalconLabError("name the drafter to check: --drafter DIR or drafter.name=NAME")
-    config, plain, target = experiment.evaluation, setup.plain(), setup.target
+    config = experiment.evaluation
     config.prompts.limit = prompts
+    choose_method(experiment, drafter, overrides)
+    if not config.methods:
+        raise FalconLabError("name the drafter to check: --drafter DIR or drafter.name=NAME")
+    sampled_at = config.temperature or 1.0
+    setup = load(experiment, temperatures=(0.0, sampled_at))
+    engine, plain, target = setup.methods().engines[DRAFTER], setup.plain(), setup.target
     tokens = [prompt.tokens([]) for prompt in setup.prompts()]
     stop, sampling = setup.stop, setup.sampling
     greedy = greedy_equality(plain, engine, tokens, max_new_tokens=config.max_new_tokens, stop=stop)
@@ -194,7 +194,7 @@ def check(
         plain,
         engine,
         tokens,
-        sampling=replace(sampling, temperature=1.0) if sampling.greedy else sampling,
+        sampling=replace(sampling, temperature=sampled_at),
         stop=stop,
         samples=samples,
         seed=config.seed,
@@ -207,26 +207,29 @@ def check(
     click.get_current_context().exit(0 if lossless else 1)
 
 
-def load(experiment: Experiment) -> Setup:
-    """Load the experiment's target, trained first where it is built in."""
+def load(experiment: Experiment, temperatures: Sequence[float] | None = None) -> Setup:
+    """Load the experiment's target, trained first where it is built in; all is checked before.
+
+    Args:
+        experiment: with the methods that are used.
+        temperatures: at which they decode; None: the experiment's.
+    """
     from falcon_lab.measure.engines import Setup
     from falcon_lab.plugins.discovery import load_components
-    from falcon_lab.pretraining.target import ensure_target
 
-    target = ensure_target(experiment.target, progress)
-    return Setup.of(experiment, target, load_components(), progress)
+    check = partial(Setup.check, temperatures=temperatures)
+    return Setup.load(experiment, load_components(), progress, check)
 
 
-def speculative(
-    setup: Setup, drafter: Path | None, overrides: Sequence[str]
-) -> SpeculativeEngine | None:
-    """Return the engine of the saved drafter, or of the one that the overrides name, if any."""
-    from falcon_lab.measure.engines import Methods
+DRAFTER = "the drafter"
+"""The only method of an experiment that decodes with a drafter."""
 
-    if drafter is None and not names_a_drafter(overrides):
-        return None
-    config = MethodConfig(
-        drafter=None if drafter else setup.experiment.drafter,
-        drafter_path=str(drafter) if drafter else None,
-    )
-    return setup.add(Methods(), "it", config)
+
+def choose_method(experiment: Experiment, drafter: Path | None, overrides: Sequence[str]) -> None:
+    """Leave the method of the saved drafter, or of the one that the overrides name, or none."""
+    experiment.evaluation.methods = {}
+    if drafter is not None or names_a_drafter(overrides):
+        experiment.evaluation.methods[DRAFTER] = MethodConfig(
+            drafter=None if drafter else experiment.drafter,
+            drafter_path=str(drafter) if drafter else None,
+        )

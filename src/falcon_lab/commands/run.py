@@ -29,7 +29,9 @@ from falcon_lab.studies.compare.plan import Plan, describe
 
 @click.command(context_settings=OVERRIDABLE)
 @words_argument("EXPERIMENT.yaml [KEY=VALUE]...")
-@click.option("--dry-run", is_flag=True, help="Print the resolved experiment and stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check keys and files, print the resolved experiment and stop."
+)
 def run(words: Sequence[str], dry_run: bool) -> None:
     """Train and measure what the YAML says. Overrides: tree.depth=6, or --tree.depth=6.
 
@@ -40,11 +42,12 @@ def run(words: Sequence[str], dry_run: bool) -> None:
         carry_out(load_plan(Path(path), overrides), dry_run=dry_run)
         return
     chosen = load_experiment(path, overrides)
-    if dry_run:
-        click.echo(dump(chosen), nl=False)
-        return
     from falcon_lab import experiment
 
+    if dry_run:
+        experiment.check_files(chosen)
+        click.echo(dump(chosen), nl=False)
+        return
     experiment.run(chosen, announce=announce)
 
 
@@ -89,18 +92,21 @@ def compare(words: Sequence[str], dry_run: bool) -> None:
 
 def carry_out(plan: Plan, *, dry_run: bool) -> None:
     """Train what is missing, measure, and write the results and the report; or describe it."""
+    from falcon_lab import experiment
+
     if dry_run:
+        experiment.check_files(plan.base)
         click.echo(describe(plan))
         return
     for name, why in plan.left_out.items():
         announce(f"left out: {name} ({why})")
 
-    from falcon_lab import experiment
     from falcon_lab.measure.results import replace_results
     from falcon_lab.studies.compare.report import format_comparison, write_page
     from falcon_lab.studies.compare.stage import compare as measure
 
-    results = measure(plan, announce, partial(experiment.run, announce=announce))
+    train, check = (partial(do, announce=announce) for do in (experiment.run, experiment.check))
+    results = measure(plan, announce, train, check)
     page = plan.folder / f"{plan.base.name}.html"
     path = page.with_name(f"{plan.base.name}.json")
     into = replace_results(path, results, [page], announce=announce)

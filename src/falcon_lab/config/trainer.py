@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,15 @@ RESERVED = {
 STEPS = 1000
 """Optimiser steps of a training where ``trainer.max_steps`` is left out."""
 
+MANY = 2**31
+"""More steps, epochs or batches than any training has."""
+
 RANGES = {
-    "max_steps": Range(least=1),
-    "min_steps": Range(least=0),
-    "max_epochs": Range(least=-1),
-    "min_epochs": Range(least=0),
-    "accumulate_grad_batches": Range(least=1),
+    "max_steps": Range(least=1, most=MANY),
+    "min_steps": Range(least=0, most=MANY),
+    "max_epochs": Range(least=-1, most=MANY),
+    "min_epochs": Range(least=0, most=MANY),
+    "accumulate_grad_batches": Range(least=1, most=MANY),
     "gradient_clip_val": Range(least=0),
     "limit_train_batches": Range(above=0),
     "limit_val_batches": Range(least=0),
@@ -83,12 +87,31 @@ def training_steps(section: Mapping[str, Any]) -> int:
     return int(section.get("max_steps", STEPS))
 
 
+def epoch_batches(section: Mapping[str, Any]) -> int | None:
+    """Return the batches of what Lightning calls an epoch; None where the data decide.
+
+    Where steps govern, an epoch is the whole training.
+    """
+    if section.get("max_epochs") not in (None, -1):
+        return None
+    return training_steps(section) * int(section.get("accumulate_grad_batches", 1))
+
+
+def _digits(time: Any) -> str:
+    """Return the numbers of ``max_time``; what says no time is left to Lightning."""
+    return "1" if time is None else str(list(time.values()) if isinstance(time, dict) else time)
+
+
 def _refusal(name: str, value: Any) -> str | None:
     """Return what is wrong with the value of an argument, or None."""
     if name == "fast_dev_run" and value:
         return "leaves a drafter that learnt nothing where a trained one belongs; use max_steps=1"
     if name == "max_epochs" and value == 0:
         return "is 0, which trains nothing; leave the stage distil out"
+    if name == "max_time" and not re.search(r"[1-9]", _digits(value)):
+        return f"is {value!r}, which trains nothing; give it a time, as in 00:01:30:00"
+    if name == "deterministic" and value not in (None, True, False, "warn"):
+        return f"is {value!r}; write true, false or warn"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if name not in RANGES or not number or not (problem := RANGES[name].refusal(value)):
         return None

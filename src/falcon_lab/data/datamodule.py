@@ -23,7 +23,7 @@ from falcon_lab.data.regeneration import Write, regenerate
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import cache_folder
+from falcon_lab.files import cache_folder, check_place
 from falcon_lab.interfaces import BuildContext, ComponentBuilder
 from falcon_lab.model.target import NOT_STORED, Target
 
@@ -50,10 +50,7 @@ def prepare_data(
             reads hidden states of layers, which no store has.
     """
     data = FalconDataModule.for_target(config, target)
-    if config.feature_store is not None:
-        built = components.build("drafter", drafter, BuildContext(host=target))
-        if built.taps:
-            raise FalconLabError(NOT_STORED)
+    refuse_taps(config, target, drafter, components)
     sequences = data.train_sequences
     tokens = round(len(sequences) * sequences.length * sequences.filled)
     announce(
@@ -62,6 +59,50 @@ def prepare_data(
     )
     data.build_features(target, announce)
     return data
+
+
+def check_data(
+    config: DataConfig, target: Target, *, drafter: Mapping[str, Any], components: ComponentBuilder
+) -> None:
+    """See that the data can be prepared, without preparing them.
+
+    Args:
+        config: the ``data`` section.
+        target: the teacher, or a stand-in of its shape.
+        drafter: the YAML node of the drafter that is to be trained.
+        components: builds that drafter.
+
+    Raises:
+        FalconLabError: as ``prepare_data``, as far as it can be known before.
+    """
+    data = FalconDataModule.for_target(config, target)
+    if config.feature_store is not None:
+        check_place(Path(config.feature_store), folder=True)
+    if config.regenerate:
+        check_place(cache_folder() / TEXTS, folder=True)
+    refuse_taps(config, target, drafter, components)
+    data.check()
+
+
+def refuse_taps(
+    config: DataConfig, target: Target, drafter: Mapping[str, Any], components: ComponentBuilder
+) -> None:
+    """Refuse a feature store for a drafter that reads hidden states of layers.
+
+    Raises:
+        FalconLabError: there are both.
+    """
+    if config.feature_store is not None:
+        built = components.build("drafter", drafter, BuildContext(host=target))
+        if built.taps:
+            raise FalconLabError(NOT_STORED)
+
+
+FIRST = 4
+"""Documents that are encoded to see whether they can be."""
+
+TEXTS = "texts"
+"""Folder of the cache for what a target has written itself."""
 
 
 class FalconDataModule(LightningDataModule):
@@ -155,6 +196,17 @@ class FalconDataModule(LightningDataModule):
             self._validation = train.take(0)
         self._train = train
 
+    def check(self) -> None:
+        """Read the documents and encode the first of them.
+
+        Raises:
+            FalconLabError: as ``setup``, as far as these show it.
+        """
+        found = corpus(self.config.corpus, split="train", limit=FIRST, seed=self.config.seed)
+        template = load_template(self.config.chat_template)
+        for _ in encode_all(found, self.tokenizer, template):
+            pass
+
     def _documents(self) -> Iterable[Encoded]:
         """Return the training documents, some continued by the target where configured."""
         config = self.config
@@ -169,7 +221,7 @@ class FalconDataModule(LightningDataModule):
             share=config.regenerate,
             length=config.length,
             seed=config.seed,
-            cache=cache_folder() / "texts",
+            cache=cache_folder() / TEXTS,
             author=self.author,
         )
 

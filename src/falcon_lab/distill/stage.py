@@ -13,7 +13,7 @@ from torch import Tensor
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
-from falcon_lab.config.trainer import training_steps
+from falcon_lab.config.trainer import epoch_batches, training_steps
 from falcon_lab.data.heldout import heldout_prompts
 from falcon_lab.decoding.assembling import KINDS, assemble
 from falcon_lab.decoding.engine import SpeculativeEngine
@@ -24,6 +24,7 @@ from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, TrainableDrafter, is_trainable
 from falcon_lab.sampling import Sampling
+from falcon_lab.trainer import check_arguments
 from falcon_lab.training import train
 
 if TYPE_CHECKING:
@@ -56,21 +57,14 @@ def train_drafter(
     Raises:
         FalconLabError: the drafter has no weights to train, or the training diverged.
     """
-    drafter = build_drafter(experiment, target, components)
-    context = BuildContext.of(target, drafter)
-    module = Distillation(
-        target,
-        drafter,
-        components.build("objective", experiment.objective, context),
-        components.build("schedule", experiment.glancing, context),
-        experiment.distillation,
-        seed=experiment.seed,
-        max_steps=training_steps(experiment.trainer),
-        hyperparameters=to_plain(experiment),
-    )
-    callbacks = []
-    if experiment.distillation.decode_every:
-        callbacks.append(decoding_check(experiment, target, drafter, components))
+    module, callbacks = training_of(experiment, target, components)
+    if epoch_batches(experiment.trainer) is None:  # now that the data are known
+        check_arguments(
+            experiment.trainer,
+            folder,
+            batches=len(data.train_dataloader()),
+            validation=len(data.val_dataloader()),
+        )
     trainer = train(
         module,
         data,
@@ -89,6 +83,52 @@ def train_drafter(
             target=target,
             card=f"# {experiment.drafter['name']}\n\nNot measured yet.\n",
         )
+
+
+def check_training(
+    experiment: Experiment, target: Target, components: Components, folder: Path
+) -> None:
+    """See that the drafter can be trained, without training it.
+
+    Args:
+        experiment: the configuration.
+        target: the teacher, or a stand-in of its shape.
+        components: the registry.
+        folder: the run's folder, which need not be there.
+
+    Raises:
+        FalconLabError: Lightning refuses an argument, or the drafter cannot be trained so.
+    """
+    data = experiment.data
+    check_arguments(
+        experiment.trainer,
+        folder,
+        batches=epoch_batches(experiment.trainer),
+        validation=-(-data.validation // data.batch_size),
+    )
+    training_of(experiment, target, components)
+
+
+def training_of(
+    experiment: Experiment, target: Target, components: Components
+) -> tuple[Distillation, list[Callback]]:
+    """Assemble what is trained, and the callbacks that the experiment asks for."""
+    drafter = build_drafter(experiment, target, components)
+    context = BuildContext.of(target, drafter)
+    module = Distillation(
+        target,
+        drafter,
+        components.build("objective", experiment.objective, context),
+        components.build("schedule", experiment.glancing, context),
+        experiment.distillation,
+        seed=experiment.seed,
+        max_steps=training_steps(experiment.trainer),
+        hyperparameters=to_plain(experiment),
+    )
+    callbacks: list[Callback] = []
+    if experiment.distillation.decode_every:
+        callbacks.append(decoding_check(experiment, target, drafter, components))
+    return module, callbacks
 
 
 def build_drafter(experiment: Experiment, target: Target, components: Components) -> Any:

@@ -105,6 +105,23 @@ def load_drafter(
     return drafter.to(device=target.device, dtype=target.dtype).eval()
 
 
+def refuse_other_target(folder: Path, stand_in: Target) -> None:
+    """Refuse a saved drafter that cannot be for a target, of which a stand-in is there.
+
+    Raises:
+        FalconLabError: its weights are missing, or it was trained for a target of another shape.
+    """
+    folder = _whole(folder)
+    trained_for = read_config(folder)["target"]
+    if not (folder / WEIGHTS).is_file():
+        raise FalconLabError(f"{folder / WEIGHTS} is missing; save the drafter again")
+    if trained_for.get("hidden_size") not in (None, stand_in.hidden_size):
+        raise FalconLabError(
+            f"{folder}: this drafter was trained for {trained_for.get('name')} with a hidden size "
+            f"of {trained_for.get('hidden_size')}; {stand_in.name} has {stand_in.hidden_size}"
+        )
+
+
 def read_config(folder: Path | str) -> dict[str, Any]:
     """Read a saved drafter's ``config.json``: node, provenance and the target it was trained for.
 

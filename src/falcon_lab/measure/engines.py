@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.saved import DESCRIPTION
-from falcon_lab.config.schema import EvaluationConfig, Experiment, MethodConfig, Node
+from falcon_lab.config.schema import PLAIN, EvaluationConfig, Experiment, MethodConfig, Node
 from falcon_lab.decoding.assembling import (
     KINDS,
     assemble,
@@ -23,7 +24,7 @@ from falcon_lab.decoding.assembling import (
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.drafters.saved import load_drafter, saved_node
+from falcon_lab.drafters.saved import load_drafter, refuse_other_target, saved_node
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, BuildContext, Drafter, is_trainable
 from falcon_lab.measure import provenance
@@ -33,6 +34,7 @@ from falcon_lab.measure.measurement import Engine, Measurement, measure
 from falcon_lab.measure.prompts import load_prompts
 from falcon_lab.measure.results import build_results
 from falcon_lab.model.loading import resolve_device
+from falcon_lab.pretraining.target import TargetAhead, target_ahead
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import torch_threads
 
@@ -70,12 +72,45 @@ class Setup:
         target: verifies; as it decodes, on its device and compiled where configured.
         components: builds the parts.
         announce: is called with one line for the user at a time.
+        stands_in: whether the target is a stand-in for one that is still to be trained.
     """
 
     experiment: Experiment
     target: Target
     components: Components
     announce: Announce = log.info
+    stands_in: bool = False
+
+    @classmethod
+    def load(
+        cls,
+        experiment: Experiment,
+        components: Components,
+        announce: Callable[[str], None],
+        check: Callable[[Setup], object] | None = None,
+    ) -> Setup:
+        """Check the whole measurement, then load the target, trained first where need be.
+
+        Args:
+            experiment: says how.
+            components: builds the parts.
+            announce: is called with one line for the user at a time.
+            check: of the measurement; None: ``Setup.check``.
+
+        Raises:
+            FalconLabError: as ``check``, or the target cannot be loaded.
+        """
+        ahead = target_ahead(experiment.target, announce, components)
+        (check or cls.check)(cls.ahead(experiment, ahead, components))
+        target = ahead.itself(experiment.target, announce, components)
+        return cls.of(experiment, target, components, announce)
+
+    @classmethod
+    def ahead(cls, experiment: Experiment, ahead: TargetAhead, components: Components) -> Setup:
+        """Return what checks a measurement before anything is trained: nothing is compiled."""
+        eager = replace(experiment, decoding=replace(experiment.decoding, compile="none"))
+        target = ahead.target.to(resolve_device(experiment.target.device))
+        return cls(eager, target, components, stands_in=ahead.stands_in)
 
     @classmethod
     def of(
@@ -107,12 +142,13 @@ class Setup:
         """Return plain decoding."""
         return PlainEngine(self.target, decoding=self.experiment.decoding)
 
-    def drafter(self, config: MethodConfig, trained: Path = Path()) -> tuple[Drafter, Node]:
+    def drafter(self, config: MethodConfig, trained: Path | None = Path()) -> tuple[Drafter, Node]:
         """Build or load the drafter of a method.
 
         Args:
             config: of the method.
-            trained: folder of the run's own drafter.
+            trained: folder of the run's own drafter; None: it is not trained yet, and a fresh one
+                takes its place.
 
         Returns:
             The drafter, compiled where configured, and the node that describes it.
@@ -120,23 +156,26 @@ class Setup:
         Raises:
             FalconLabError: it is not there, or was trained for another target.
         """
-        node = config.drafter
-        if node is not None:
-            drafter = self.components.build("drafter", node, BuildContext(host=self.target))
-            if is_untrained(drafter):
-                self.announce(
-                    f"{node['name']} has weights that nobody trained, so that its drafts are "
-                    "rarely accepted; train it by falcon-lab run, and name RUN/drafter"
-                )
+        folder = Path(config.drafter_path) if config.drafter_path else trained
+        if config.drafter is not None or folder is None:
+            node = config.drafter or self.experiment.drafter
         else:
-            if not config.drafter_path and not (trained / DESCRIPTION).exists():
+            if not config.drafter_path and not (folder / DESCRIPTION).exists():
                 raise FalconLabError(
-                    f"{trained}: no drafter is trained here yet; run the stages that train one, "
+                    f"{folder}: no drafter is trained here yet; run the stages that train one, "
                     "stages=[target,data,distil], or give the method a drafter or a drafter_path"
                 )
-            folder = Path(config.drafter_path) if config.drafter_path else trained
-            drafter = load_drafter(folder, self.target, self.components)
             node = saved_node(folder, self.components)
+            if not self.stands_in:
+                drafter = load_drafter(folder, self.target, self.components)
+                return choose_drafter(drafter, self.experiment.decoding, self.announce), node
+            refuse_other_target(folder, self.target)
+        drafter = self.components.build("drafter", node, BuildContext(host=self.target))
+        if config.drafter is not None and is_untrained(drafter):
+            self.announce(
+                f"{node['name']} has weights that nobody trained, so that its drafts are "
+                "rarely accepted; train it by falcon-lab run, and name RUN/drafter"
+            )
         return choose_drafter(drafter, self.experiment.decoding, self.announce), node
 
     def engine(self, drafter: Drafter, nodes: Mapping[str, Node]) -> SpeculativeEngine:
@@ -153,11 +192,11 @@ class Setup:
                 prepare(engine)
         return engine
 
-    def methods(self, trained: Path = Path()) -> Methods:
+    def methods(self, trained: Path | None = Path()) -> Methods:
         """Build every method of the experiment.
 
         Args:
-            trained: folder of the run's own drafter.
+            trained: folder of the run's own drafter, as of ``drafter``.
 
         Raises:
             FalconLabError: a part is not there, and its method is not optional.
@@ -173,7 +212,7 @@ class Setup:
         return methods
 
     def add(
-        self, methods: Methods, name: str, config: MethodConfig, trained: Path = Path()
+        self, methods: Methods, name: str, config: MethodConfig, trained: Path | None = Path()
     ) -> SpeculativeEngine:
         """Build one method's engine, and write down what it is made of."""
         drafter, node = self.drafter(config, trained)
@@ -184,6 +223,49 @@ class Setup:
         untrained = config.drafter is not None and is_untrained(drafter)
         methods.labels[name] = f"{described}, untrained" if untrained else described
         return methods.engines[name]
+
+    def check(
+        self, trained: Path | None = Path(), temperatures: Sequence[float] | None = None
+    ) -> None:
+        """See that everything can be measured: every method answers the first prompt for a bit.
+
+        Args:
+            trained: folder of the run's own drafter, as of ``drafter``.
+            temperatures: that are measured; None: the experiment's.
+
+        Raises:
+            FalconLabError: prompts, a method or the way to sample cannot be used.
+        """
+        with torch.random.fork_rng(devices=[]):
+            prompts = self.prompts()
+            engines = {PLAIN: self.plain(), **self.methods(trained).engines}
+            self.rehearse(engines, prompts, temperatures)
+
+    def rehearse(
+        self,
+        engines: Mapping[str, Engine],
+        prompts: Sequence[EncodedPrompt],
+        temperatures: Sequence[float] | None = None,
+    ) -> None:
+        """Let every engine answer the beginning of the first prompt with a few tokens.
+
+        Args:
+            engines: method -> engine.
+            prompts: of the measurement.
+            temperatures: that are measured; None: the experiment's.
+
+        Raises:
+            FalconLabError: an engine cannot decode so.
+        """
+        evaluation = self.experiment.evaluation
+        measured = [evaluation.temperature] if temperatures is None else temperatures
+        bit = EncodedBit(prompts[0].tokens([])[:BIT])
+        for (name, engine), temperature in product(engines.items(), measured):
+            config = replace(evaluation, temperature=temperature)
+            try:
+                self.answer(engine, bit, tokens=BIT // 2, config=config)
+            except FalconLabError as error:
+                raise FalconLabError(f"{name}: {error}") from error
 
     def provenance(self, drafter: Drafter, node: Node, nodes: Mapping[str, Node]) -> dict[str, Any]:
         """Return kind of component -> name, distribution and version.
@@ -219,7 +301,7 @@ class Setup:
             prompts,
             self.target.tokenizer,
             device=self.target.device,
-            longest=self.target.max_positions,
+            longest=None if self.stands_in else self.target.max_positions,
         )
 
     def other_prompts(
@@ -250,7 +332,7 @@ class Setup:
     def answer(
         self,
         engine: Any,
-        prompt: EncodedPrompt,
+        prompt: EncodedPrompt | EncodedBit,
         *,
         tokens: int | None = None,
         config: EvaluationConfig | None = None,
@@ -328,6 +410,21 @@ class Setup:
 def is_untrained(drafter: Drafter) -> bool:
     """Return whether a drafter that was just built has weights that nobody trained."""
     return is_trainable(drafter) and not drafter.pretrained
+
+
+BIT = 6
+"""Tokens that are read and written to see whether a method decodes at all."""
+
+
+@dataclass(frozen=True)
+class EncodedBit:
+    """The beginning of a prompt."""
+
+    ids: torch.Tensor
+
+    def tokens(self, answers: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the beginning, whatever was answered."""
+        return self.ids
 
 
 def sampling_of(config: EvaluationConfig) -> Sampling:

@@ -43,6 +43,17 @@ def load_prompts(config: PromptsConfig, *, corpus: str, tokenizer: Any, seed: in
     return found
 
 
+def check_prompts(config: PromptsConfig) -> None:
+    """See that there are prompts, as far as no target is needed for it; nothing is cut or encoded.
+
+    Raises:
+        FalconLabError: as ``load_prompts``.
+    """
+    if config.texts or config.name not in OF_CORPUS:
+        for _ in _prompts(config, "", None, 0):
+            pass
+
+
 def _prompts(config: PromptsConfig, name: str, tokenizer: Any, seed: int) -> Iterator[Prompt]:
     if config.texts:
         return _own(config.texts)

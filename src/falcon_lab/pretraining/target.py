@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from importlib import resources
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
-from falcon_lab.files import cached, check_place, make_folder, make_once
+from falcon_lab.files import about, cached, check_place, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.quality import JUDGEMENT, read_quality
@@ -172,6 +173,59 @@ def models_fetched() -> list[str]:
 
     folders = islice(Path(HF_HUB_CACHE).glob("models--*--*"), MOST_NAMES)
     return ["/".join(folder.name.split("--")[1:]) for folder in folders]
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetAhead:
+    """What is known of a target before anything is trained.
+
+    Attributes:
+        target: itself, where it need not be trained; else a stand-in of its shape with random
+            weights and a tokenizer that knows bytes alone.
+        stands_in: whether it is a stand-in.
+    """
+
+    target: Any
+    stands_in: bool
+
+    def itself(
+        self,
+        config: TargetConfig,
+        announce: Announce = log.info,
+        components: Components | None = None,
+    ) -> Any:
+        """Return the target, trained and loaded now where it was not; see ``ensure_target``."""
+        return ensure_target(config, announce, components) if self.stands_in else self.target
+
+
+def target_ahead(
+    config: TargetConfig, announce: Announce = log.info, components: Components | None = None
+) -> TargetAhead:
+    """Load the target, or a stand-in for one that is still to be trained.
+
+    Args:
+        config: of the target.
+        announce: is called with one line for the user.
+        components: the registry; None loads what is installed.
+
+    Raises:
+        FalconLabError: it cannot be loaded, or could not be trained.
+    """
+    from falcon_lab.model.loading import load_target, resolve_device
+
+    resolve_device(config.device)
+    source = source_of(config, announce, components)
+    if isinstance(source, str) or is_finished(target_folder(config.name, source)):
+        return TargetAhead(ensure_target(config, announce, components), stands_in=False)
+    check_place(target_folder(config.name, source), folder=True)
+    from falcon_lab.pretraining.training import save_stand_in
+
+    with TemporaryDirectory(prefix="falcon-lab-") as place:
+        with about(place):
+            save_stand_in(source, Path(place))
+        target = load_target(dataclasses.replace(config, name=place, pretraining=None), announce)
+    target.name = config.name
+    return TargetAhead(target, stands_in=True)
 
 
 def ensure_pretrained(

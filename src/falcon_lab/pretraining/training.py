@@ -210,6 +210,18 @@ def save_whole(saved: Any, folder: Path, *, last: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def save_stand_in(recipe: PretrainingConfig, folder: Path) -> None:
+    """Save an untrained model of the recipe's shape, with a tokenizer of bytes alone.
+
+    Raises:
+        FalconLabError: the recipe's data cannot be used.
+    """
+    tokenizer = train_tokenizer([], recipe.vocabulary)
+    data_of(recipe, tokenizer).check()
+    tokenizer.save_pretrained(folder)
+    build_model(recipe.model, tokenizer, seed=recipe.seed).save_pretrained(folder)
+
+
 def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
     """Return packed batches of the recipe's corpus."""
     config = DataConfig(

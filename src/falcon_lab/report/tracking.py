@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,9 @@ from falcon_lab.report.tree_drawing import draw_svg, draw_text
 from falcon_lab.stored import read_bounded
 
 if TYPE_CHECKING:
-    from falcon_lab.config.schema import Experiment, WandbConfig
+    from falcon_lab.config.schema import WandbConfig
 
 RUN_ID = "wandb-run-id"
-
-
-def run_folder(experiment: Experiment, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the experiment's ``out``; each run of a sweep adds its W&B id."""
-    run = wandb_run(environment)
-    if environment.get("WANDB_SWEEP_ID") and run:
-        return Path(f"{experiment.out}-{run}")
-    return Path(experiment.out)
 
 
 def run_id(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
@@ -123,6 +116,33 @@ class Tracking:
         self.wandb, self.mode = None, "disabled"
 
 
+def check_tracking(config: WandbConfig) -> None:
+    """See that somebody is logged in where W&B is to be online; nothing is sent.
+
+    Raises:
+        FalconLabError: nobody is, or W&B has no such mode.
+    """
+    if wandb_mode(config.mode) != "online":
+        return
+    try:
+        import wandb
+
+        if "prompt" not in signature(wandb.login).parameters:  # of older releases, which would ask
+            return
+        logged_in = wandb.login(prompt=False, verify=False)
+    except Exception as error:  # W&B raises errors of many families
+        raise offline_advice(error) from error
+    if not logged_in:
+        raise offline_advice(FalconLabError("nobody is logged in"))
+
+
+def offline_advice(error: Exception) -> FalconLabError:
+    """Return an error of an online W&B with what to do."""
+    return FalconLabError(
+        f"W&B cannot go online ({_one_line(error)}); run `wandb login`, or set WANDB_MODE=offline"
+    )
+
+
 def start_tracking(
     folder: Path,
     config: WandbConfig,
@@ -153,10 +173,7 @@ def start_tracking(
         tracking.wandb = _wandb_logger(folder, config, experiment, tracking.mode, job_type)
     except Exception as error:  # W&B raises errors of many families
         if tracking.mode == "online":
-            raise FalconLabError(
-                f"W&B cannot go online ({_one_line(error)}); run `wandb login`, or set "
-                "WANDB_MODE=offline"
-            ) from error
+            raise offline_advice(error) from error
         tracking.give_up(error)
     else:
         tracking.loggers.append(tracking.wandb)

@@ -21,7 +21,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import Setup
 from falcon_lab.plugins.discovery import load_components
-from falcon_lab.pretraining.target import ensure_target
+from falcon_lab.pretraining.target import target_ahead
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
 
 if TYPE_CHECKING:
@@ -86,8 +86,10 @@ def bench_batches(
     """
     if clock not in ("wall", "cpu"):
         raise FalconLabError(f"clock is wall or cpu, not {clock!r}")
-    target = ensure_target(experiment.target, announce)
-    setup = Setup(experiment, target, load_components())
+    ahead, components = target_ahead(experiment.target, announce), load_components()
+    Setup.ahead(experiment, ahead, components).check()
+    target = ahead.itself(experiment.target, announce)
+    setup = Setup(experiment, target, components)
     built = setup.methods()
     engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: setup.plain(), **built.engines}
     prompts = [prompt.tokens([]) for prompt in setup.prompts()]

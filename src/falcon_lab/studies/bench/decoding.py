@@ -49,8 +49,8 @@ def bench_decoding(
     Raises:
         FalconLabError: for whatever the user can mend.
     """
-    target = ensure_target(experiment.target, announce)
-    setup = Setup.of(experiment, target, load_components(), announce)
+    check = partial(check_bench, assistant=assistant)
+    setup = Setup.load(experiment, load_components(), announce, check)
     helper = load_assistant(setup, assistant)
     # The longest first: it warms up, and what is allocated for it is enough for the others.
     prompts = sorted(setup.prompts(), key=lambda p: -len(p.tokens([])))
@@ -82,6 +82,17 @@ def bench_decoding(
         },
     }
     return results
+
+
+def check_bench(setup: Setup, assistant: str | None) -> None:
+    """See that everything can be measured; the assistant too where the target is yet to be trained.
+
+    Raises:
+        FalconLabError: as ``Setup.check``, or the assistant cannot be loaded.
+    """
+    setup.check()
+    if setup.stands_in:
+        load_assistant(setup, assistant)
 
 
 def load_assistant(setup: Setup, name: str | None) -> Target | None:

@@ -149,8 +149,13 @@ class TrainedDrafter:
         return label(node, drafter.block, nodes["tree"], nodes["controller"])
 
 
-def load_drafters(plan: Plan, setup: Setup) -> list[TrainedDrafter]:
+def load_drafters(plan: Plan, setup: Setup, *, fresh: bool = False) -> list[TrainedDrafter]:
     """Load every head with every seed.
+
+    Args:
+        plan: of the comparison.
+        setup: loads and builds them.
+        fresh: whether an untrained drafter takes the place of one that is yet to be trained.
 
     Raises:
         FalconLabError: a drafter is not there, or was trained for another target.
@@ -167,6 +172,10 @@ def load_drafters(plan: Plan, setup: Setup) -> list[TrainedDrafter]:
     found = []
     for head in plan.heads:
         for seed, folder in ((seed, head.folders[seed]) for seed in head.seeds):
+            if fresh and not head.trained(seed):
+                untrained = MethodConfig(drafter=head.experiments[seed].drafter)
+                found.append(TrainedDrafter(head, seed, *quiet.drafter(untrained), ""))
+                continue
             if head.trains:
                 drafter, node = quiet.drafter(MethodConfig(), folder)
                 found.append(TrainedDrafter(head, seed, drafter, node, digest_of(folder)))

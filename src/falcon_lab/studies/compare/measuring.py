@@ -6,7 +6,7 @@ spread evenly among them: the others are compared with its median there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median_low
@@ -30,7 +30,7 @@ from falcon_lab.studies.compare.drafters import (
     described,
     engines_of,
 )
-from falcon_lab.studies.compare.plan import BEST, NodeBudget, Plan
+from falcon_lab.studies.compare.plan import BEST, Head, NodeBudget, Plan
 from falcon_lab.timing import torch_threads
 
 
@@ -57,6 +57,19 @@ class Measured:
     tried: dict[str, dict[str, float]]
     peaks: dict[EngineKey, int | None]
     journal: str
+
+
+def refuse_unfit(head: Head, fitting: Collection[str], grid: Sequence[NodeBudget]) -> None:
+    """Refuse a head that cannot spend any budget which its best is chosen from.
+
+    Raises:
+        FalconLabError: it cannot.
+    """
+    if not any(budget.word in fitting for budget in grid):
+        raise FalconLabError(
+            f"{head.name} fits no budget of tuning.grid; add own, or say how it spends one in "
+            f"heads.{head.name}.spend"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,28 @@ class Comparison:
             str(journal.path),
         )
 
+    def check(self) -> None:
+        """See that everything can be measured: every engine decodes a bit at every temperature.
+
+        Raises:
+            FalconLabError: prompts, a head with some budget, or the way to sample cannot be used.
+        """
+        plan = self.plan
+        named = [budget for budget in plan.budgets if budget.word != BEST]
+        grid = plan.grid if plan.wants_best else []
+        budgets: Budgets = {head.name: list(dict.fromkeys([*named, *grid])) for head in plan.heads}
+        engines = engines_of(self.drafters, budgets, self.setup)
+        if plan.wants_best:
+            self.setup.other_prompts(
+                plan.config.tuning.source, plan.config.tuning.prompts, self.prompts
+            )
+            for head in plan.heads:
+                refuse_unfit(head, {key.budget for key in engines if key.head == head.name}, grid)
+        named_engines = {key.name: engine for key, engine in engines.items()}
+        self.setup.rehearse(
+            {PLAIN: self.setup.plain(), **named_engines}, self.prompts, plan.config.temperatures
+        )
+
     def _budgets(self, best: NodeBudget | None) -> list[NodeBudget]:
         """Return a head's budgets, its best one among them if it is no other already."""
         found = [best if budget.word == BEST else budget for budget in self.plan.budgets]
@@ -130,11 +165,6 @@ class Comparison:
         words, best, tried = {budget.word: budget for budget in grid}, {}, {}
         for head in (head.name for head in self.plan.heads):
             records = {key.budget: found.records[key.name] for key in engines if key.head == head}
-            if not records:
-                raise FalconLabError(
-                    f"{head} fits no budget of tuning.grid; add own, or say how it spends one in "
-                    f"heads.{head}.spend"
-                )
             best[head] = words[fastest_method(records)]
             tried[head] = {word: tokens_per_second(of) for word, of in records.items()}
         return best, tried

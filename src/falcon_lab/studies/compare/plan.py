@@ -15,7 +15,7 @@ reaches it in fewer passes, which is what it was built for; the head's controlle
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import sqrt
 from pathlib import Path
 
@@ -180,6 +180,16 @@ class Head:
         if budget.word in self.spend:
             return self.spend[budget.word], self.spend[budget.word].tree
         return self.experiment, budget.tree(self.experiment.tree)
+
+    @property
+    def first(self) -> Head:
+        """Return the head with its first seed alone."""
+        seed = self.seeds[0]
+        return replace(
+            self,
+            experiments={seed: self.experiments[seed]},
+            folders={seed: self.folders[seed]},
+        )
 
     @property
     def experiment(self) -> Experiment:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from torch import random
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.assembling import KINDS
-from falcon_lab.files import locked, make_folder, remove_leftovers
+from falcon_lab.files import check_place, locked, make_folder, remove_leftovers
 from falcon_lab.measure import provenance
 from falcon_lab.measure.engines import Setup
+from falcon_lab.measure.prompts import check_prompts
 from falcon_lab.measure.statistics import Interval, resampled
 from falcon_lab.plugins.discovery import load_components
-from falcon_lab.pretraining.target import ensure_target, stored_quality
+from falcon_lab.pretraining.target import TargetAhead, stored_quality, target_ahead
+from falcon_lab.run import keep_to_one_device
 from falcon_lab.studies.compare import figures
 from falcon_lab.studies.compare.drafters import (
     TrainedDrafter,
@@ -39,8 +44,16 @@ PUBLISHED = {
 """Metric -> its value as papers print it."""
 
 
+class OfHead(Protocol):
+    """Runs or checks the experiment of one head and seed, of which the target is known."""
+
+    def __call__(self, experiment: Experiment, *, ahead: TargetAhead) -> object:
+        """Do it."""
+        ...
+
+
 def compare(
-    plan: Plan, announce: Callable[[str], None], train: Callable[[Experiment], object]
+    plan: Plan, announce: Callable[[str], None], train: OfHead, check: OfHead
 ) -> dict[str, Any]:
     """Run a comparison, from wherever an earlier one stopped.
 
@@ -48,6 +61,7 @@ def compare(
         plan: of the comparison.
         announce: is called with one line for the user at a time.
         train: runs the experiment of one head and seed.
+        check: sees that such an experiment can be run, before the first one is.
 
     Returns:
         The content of its results file; see ``docs/comparison-schema.md``.
@@ -55,11 +69,11 @@ def compare(
     Raises:
         FalconLabError: for whatever the user can mend; what was finished stays finished.
     """
-    same_target(plan)
+    ahead = check_comparison(plan, announce, check)
     with holding(plan.folder):
         if not plan.given:
-            train_heads(plan, announce, train)
-        compared, quality = assembled(plan, announce)
+            train_heads(plan, announce, partial(train, ahead=ahead))
+        compared, quality = assembled(plan, ahead, announce)
         header = compared.setup.header()
         measured = [compared.measure_at(temperature) for temperature in plan.config.temperatures]
     return {
@@ -79,6 +93,30 @@ def compare(
     }
 
 
+def check_comparison(plan: Plan, announce: Callable[[str], None], check: OfHead) -> TargetAhead:
+    """See that every head can be trained and measured, without doing it; nothing is written.
+
+    Returns:
+        The target, or a stand-in for one that is yet to be trained.
+
+    Raises:
+        FalconLabError: what some training or the measurement would refuse.
+    """
+    same_target(plan)
+    check_place(plan.folder / f"{plan.base.name}.json", folder=False)
+    check_prompts(plan.base.evaluation.prompts)
+    ahead = target_ahead(plan.base.target, announce)
+    for head, seed in () if plan.given else plan.pending:
+        keep_to_one_device(head.experiments[seed])
+        check(head.experiments[seed], ahead=ahead)
+    setup = Setup.ahead(plan.base, ahead, load_components())
+    with random.fork_rng(devices=[]):
+        first = replace(plan, heads=[head.first for head in plan.heads])
+        drafters = load_drafters(first, setup, fresh=not plan.given)
+        Comparison(first, setup, drafters, setup.prompts()).check()
+    return ahead
+
+
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
     """Lock a folder against other comparisons.
@@ -96,11 +134,11 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def assembled(
-    plan: Plan, announce: Callable[[str], None]
+    plan: Plan, ahead: TargetAhead, announce: Callable[[str], None]
 ) -> tuple[Comparison, dict[str, Any] | None]:
     """Load target, drafters and prompts, and what is known of the target's quality."""
     config = plan.base.target
-    target = ensure_target(config, announce)
+    target = ahead.itself(config, announce)
     setup = Setup.of(plan.base, target, load_components(), announce)
     compared = Comparison(plan, setup, load_drafters(plan, setup), setup.prompts())
     return compared, stored_quality(config)

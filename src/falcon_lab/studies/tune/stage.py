@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import PLAIN, Experiment
@@ -15,7 +16,6 @@ from falcon_lab.measure.records import tokens_per_second
 from falcon_lab.measure.statistics import compare, fastest_method
 from falcon_lab.plugins.builtins import DynamicTreeConfig
 from falcon_lab.plugins.discovery import load_components
-from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.studies.tune.choosing import (
     DYNAMIC,
     TUNED,
@@ -82,8 +82,8 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     Raises:
         FalconLabError: for whatever the user can mend.
     """
-    target = ensure_target(experiment.target, announce)
-    setup = Setup.of(experiment, target, load_components(), announce)
+    components = load_components()
+    setup = Setup.load(experiment, components, announce, partial(check_tuning, limits=limits))
     prompts = setup.prompts()
     others = setup.other_prompts(limits.source, limits.texts, prompts)
     add_own(experiment)
@@ -130,6 +130,16 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
         "over": _over(measurement, best),
     }
     return results
+
+
+def check_tuning(setup: Setup, limits: Limits) -> None:
+    """See that everything can be measured and tuned on.
+
+    Raises:
+        FalconLabError: as ``Setup.check``, or the prompts to tune on cannot be used.
+    """
+    setup.check()
+    setup.other_prompts(limits.source, limits.texts, setup.prompts())
 
 
 def bench_of(setup: Setup) -> Bench:
