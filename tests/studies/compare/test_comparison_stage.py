@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from comparisons import save_recipe
 from falcon_lab import experiment
-from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.files import read_lines
+from falcon_lab.measure.journal import Journal
 from falcon_lab.studies.compare.loading import load_plan
 from running import ROOT, invoke, refused, run
 
@@ -157,7 +158,7 @@ def test_the_same_command_again_trains_and_decodes_nothing(
     recipe: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "run", never)
-    monkeypatch.setattr(SpeculativeEngine, "generate", never)
+    monkeypatch.setattr(Journal, "add", never)
     printed = run("compare", recipe)
     assert f"answers are there from before: {results['protocol']['rows']['0']}" in printed
     again = json.loads((recipe.parent / "out" / "tiny.json").read_text("utf-8"))
@@ -168,7 +169,7 @@ def test_the_same_command_again_trains_and_decodes_nothing(
 def test_another_table_of_the_same_folder_takes_the_rows_that_are_there(
     recipe: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SpeculativeEngine, "generate", never)
+    monkeypatch.setattr(Journal, "add", never)
     other = recipe.with_name("other.yaml")
     other.write_text(
         "base: tiny.yaml\nname: other\n"
@@ -253,7 +254,7 @@ def test_a_comparison_killed_between_two_trainings_trains_only_what_is_missing(
 
     def once(run: Any, **more: Any) -> Any:
         if trained:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         trained.append(run.out)
         return train(run, **more)
 
@@ -261,7 +262,7 @@ def test_a_comparison_killed_between_two_trainings_trains_only_what_is_missing(
         patch.setattr(experiment, "run", once)
         done = invoke("compare", recipe, *ONE)
     assert done.exit_code == 130
-    assert "the same command resumes it" in done.stderr
+    assert "goes on where it stopped" in done.stderr
     assert [seed for _, seed in load_plan(recipe, ONE).pending] == [1]
     weights = tmp_path / "out" / "csgd-seed0" / "drafter" / "model.safetensors"
     before = weights.stat().st_mtime_ns
@@ -273,16 +274,16 @@ def test_a_comparison_killed_while_it_measures_goes_on_with_the_prompt_that_it_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = save_recipe(tmp_path)
-    generate, answers = SpeculativeEngine.generate, []
+    add, answers = Journal.add, []
 
-    def some(engine: Any, *arguments: Any, **more: Any) -> Any:
-        if len(answers) == 5:  # three engines warm up, then answer the first prompt, then …
-            raise KeyboardInterrupt
+    def some(journal: Any, *arguments: Any, **more: Any) -> Any:
+        if len(answers) == 7:  # all five have answered the first prompt, two the second, then …
+            signal.raise_signal(signal.SIGINT)
         answers.append(1)
-        return generate(engine, *arguments, **more)
+        return add(journal, *arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SpeculativeEngine, "generate", some)
+        patch.setattr(Journal, "add", some)
         assert invoke("compare", recipe, *ONE).exit_code == 130
     [journal] = (tmp_path / "out" / "rows").glob("compare-*.jsonl")
     before = [record for record in read_lines(journal) if "turns" in record]
