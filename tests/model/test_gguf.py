@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from falcon_lab.config.schema import TargetConfig
+from falcon_lab.data.documents import Document, render
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.loading import load_target
 from falcon_lab.testing import plain_text
@@ -164,6 +165,15 @@ def test_a_header_that_is_no_models_is_refused_in_a_line(
     assert said in message
     assert str(path) in message
     assert not any(each.is_dir() for each in cache.glob("*"))
+
+
+def test_a_chat_that_needs_a_template_says_so_where_the_file_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, change=add("tokenizer.chat_template", None))
+    target, _ = load(path)
+    chat = Document("1", messages=[{"role": "user", "content": "Hello"}], source="chats.jsonl:1")
+    with pytest.raises(FalconLabError, match=r"chats\.jsonl:1.*data\.chat_template"):
+        render(chat, target.tokenizer)
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_1, 36, 200])
