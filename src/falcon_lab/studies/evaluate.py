@@ -9,6 +9,7 @@ from typing import Any
 from falcon_lab.config.schema import PLAIN, Experiment
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import CARD
+from falcon_lab.files import check_place
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.hf_generate import HfGenerate
@@ -53,6 +54,8 @@ def evaluate_methods(
     """
     setup = Setup.of(experiment, target, components, announce)
     methods = setup.methods(trained)
+    for name in (PLAIN, *methods.engines):
+        check_place(folder / ANSWERS / f"{name}.jsonl", folder=False)
     prompts, header = setup.prompts(), setup.header()
     measurement = setup.measure(
         {PLAIN: setup.plain(), **methods.engines},
