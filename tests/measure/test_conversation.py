@@ -8,6 +8,7 @@ from falcon_lab.data.heldout import Prompt
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import encode_prompts
 from measuring import ChatLetters, Letters, prompt
+from tiny_models import tiny_tokenizer
 
 
 def text(tokens: object) -> str:
@@ -31,6 +32,14 @@ def test_a_chat_template_is_used_where_there_is_one_and_can_be_left_out() -> Non
     assert not encode_prompts([one], Letters())[0].chat
     assert encode_prompts([one], ChatLetters())[0].chat
     assert not encode_prompts([one], ChatLetters(), chat=False)[0].chat
+
+
+@pytest.mark.parametrize("template", ["{% bad", "{{ x.y.z }}", "{{ raise_exception(1) }}", 3])
+def test_a_template_that_cannot_be_applied_is_refused_with_the_prompt(template: object) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(FalconLabError, match=r"prompt 'p7', turn 1: .*chat template refuses it"):
+        prompt("p7", "ab", tokenizer=tokenizer, chat=True).tokens([])
 
 
 def test_a_prompt_that_encodes_to_nothing_is_named() -> None:

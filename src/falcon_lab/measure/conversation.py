@@ -46,7 +46,8 @@ class EncodedPrompt:
         """Return all that the target reads before it answers turn ``len(answers)``, ``[P]`` long.
 
         Raises:
-            FalconLabError: that is nothing, or leaves no room for an answer.
+            FalconLabError: that is nothing, leaves no room for an answer, or is refused by the
+                target's chat template.
         """
         ids = self._chat(answers) if self.chat else self._plain(answers)
         if not ids:
@@ -72,9 +73,16 @@ class EncodedPrompt:
             messages.append({"role": "user", "content": turn})
             messages.append({"role": "assistant", "content": self.text(answer)})
         messages.append({"role": "user", "content": self.turns[len(answers)]})
-        rendered = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # whatever a template raises
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise FalconLabError(
+                f"prompt {self.id!r}, turn {len(answers) + 1}: the target's chat template refuses "
+                f"it ({reason}); mend the template beside its tokenizer, or take it out"
+            ) from error
         # The template writes the special tokens itself.
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
