@@ -149,6 +149,7 @@ def test_layers_low_middle_and_high_are_read(layers: int, taps: tuple[int, ...])
 def test_what_is_saved_drafts_the_same(tmp_path: Path) -> None:
     made, given = drafter("eagle3-own"), inputs(drafter("eagle3-own"), 7)
     node = HEADS["eagle3-own"]
-    save_drafter(tmp_path / "it", made, node=node, provenance={}, target=target(), card="")
+    known = KNOWN.provenance("drafter", node)
+    save_drafter(tmp_path / "it", made, node=node, provenance=known, target=target(), card="")
     again = load_drafter(tmp_path / "it", target(), KNOWN)
     assert torch.equal(again(given).hidden, made(given).hidden)

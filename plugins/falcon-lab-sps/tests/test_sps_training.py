@@ -63,7 +63,8 @@ def test_distilling_makes_a_better_drafter_that_can_be_saved(tmp_path: Path) -> 
     assert after > 2 * max(before, 5)
 
     node = {"name": "sps", "layers": 1}
-    save_drafter(tmp_path / "saved", draft, node=node, provenance={}, target=TEACHER, card="")
+    known = KNOWN.provenance("drafter", node)
+    save_drafter(tmp_path / "saved", draft, node=node, provenance=known, target=TEACHER, card="")
     assert taken(load_drafter(tmp_path / "saved", TEACHER, KNOWN)) == after
 
 

@@ -68,6 +68,8 @@ def ending_signals_raised(say: Callable[[Ended], None]) -> Iterator[None]:
     except BaseException as error:
         if receiver.first is not None:
             raise Ended(receiver.first) from error
+        if isinstance(error, KeyboardInterrupt):  # from a handler of a library's own
+            raise Ended(signal.SIGINT) from error
         raise
     else:
         if receiver.first is not None:
