@@ -1,0 +1,201 @@
+"""Every command, interrupted wherever it changes something on disk, goes on and loses nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+import interruptions
+from interruptions import SCRATCH, SIGNALS, TEMPORARY, End, Server, Tree, Visit, facts
+from running import environment
+
+RECIPE = """\
+name: small
+out: out
+target:
+  name: small-code
+  pretraining:
+    documents: 12
+    vocabulary: 300
+    model: {layers: 1, hidden: 16, intermediate: 16, heads: 1, max_positions: 256}
+    length: 64
+    batch_size: 2
+    steps: 3
+    warmup_steps: 1
+    checkpoint_every: 1
+    gate: {prompts: 1, max_new_tokens: 4}
+data: {documents: 8, length: 64, batch_size: 2, validation: 2}
+distillation: {checkpoint_every: 2, decode_every: 2, decode_prompts: 1, decode_tokens: 4}
+drafter: {name: falcon, block: 2}
+tree: {name: chain, depth: 2}
+trainer: {max_steps: 4, accelerator: cpu, log_every_n_steps: 1}
+evaluation:
+  prompts: {limit: 1, prompt_tokens: 24}
+  max_new_tokens: 6
+  repeats: 1
+  threads: 1
+  hf_generate: false
+  methods: {tree: {}}
+wandb: {mode: disabled}
+"""
+BEGIN: Tree = {"small.yaml": RECIPE.encode()}
+DISK = ("kill", "torn", "full", "cut")
+
+
+def complaints(visit: Visit, begin: Tree) -> list[str]:
+    """What went wrong, a line each."""
+    found = [f"{visit.whole.code}: {visit.whole.output}"] if visit.whole.code else []
+    for end in visit.ends:
+        what = [*about_the_end(end), *about_what_is_left(end, visit.states[end.state], begin)]
+        if end.state in visit.resumed:
+            what += about_what_came_of_it(visit, end.state)
+        found += [f"{end.fault} at {end.place}: {each}" for each in what]
+    return found
+
+
+def about_the_end(end: End) -> Iterator[str]:
+    """What is wrong with its exit code and its words."""
+    said = [line for line in end.output.splitlines() if line.startswith("falcon-lab:")]
+    if "Traceback" in end.output:
+        yield f"a traceback: {end.output[-3000:]}"
+    if end.fault in SIGNALS:
+        code = 128 + getattr(interruptions.signal, end.fault)
+        if end.code != code or len(said) != 1 or end.fault not in said[0]:
+            yield f"ended with {end.code} and said {said}"
+    elif end.fault in ("full", "cut") and end.code:
+        mended = any("make room" in line and ": cannot be written" in line for line in said)
+        if end.code != 2 or not mended or len(said) > 3:
+            yield f"ended with {end.code} and said {said}"
+
+
+def about_what_came_of_it(visit: Visit, state: int) -> Iterator[str]:
+    """What is wrong with the end of the same command, given again."""
+    resumed = visit.resumed[state]
+    results = visit.results[state]
+    if resumed.code == 2 and "is there already" in resumed.output:  # what was made is whole
+        results = facts(visit.states[state])
+    elif resumed.code:
+        yield f"the same command then ended with {resumed.code}: {resumed.output[-1500:]}"
+        return
+    if differences := differing(results, visit.expected):
+        yield f"the same command then left others: {', '.join(differences)}"
+
+
+def about_what_is_left(end: End, state: Tree, begin: Tree) -> Iterator[str]:
+    """What is lost, half-written, or left behind."""
+    kept = set(state.values())  # former results are kept under another name
+    for name, content in begin.items():
+        if content is not None and name not in state and content not in kept:
+            yield f"{name} is lost"
+    for name, content in state.items():
+        unfinished = SCRATCH.search(name) or ".partial" in name
+        if not unfinished and content is not None and not is_whole(name, content):
+            yield f"{name} is not whole"
+        stays = name in begin or name.split("/")[0] == TEMPORARY
+        if SCRATCH.search(name) and not stays and end.fault not in ("kill", "torn"):
+            yield f"{name} is left behind"
+
+
+def is_whole(name: str, content: bytes) -> bool:
+    """Whether a file of this name has all of its content."""
+    try:
+        if name.endswith((".json", ".yaml")):
+            json.loads(content) if name.endswith(".json") else yaml.safe_load(content)
+        if name.endswith(".safetensors"):
+            length = int.from_bytes(content[:8], "little")
+            header = json.loads(content[8 : 8 + length])
+            ends = [value["data_offsets"][1] for key, value in header.items() if key[:2] != "__"]
+            return len(content) == 8 + length + max(ends, default=0)
+    except ValueError:
+        return False
+    return not name.endswith(".html") or content.rstrip().endswith(b"</html>")
+
+
+def differing(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Files that are not what an undisturbed run leaves."""
+    return sorted(name for name in {*found, *expected} if not same(name, found, expected))
+
+
+def same(name: str, found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether a file is what an undisturbed run leaves.
+
+    Of the curves one point may be missing: Lightning logs a step after its checkpoint.
+    """
+    ours, theirs = found.get(name, ""), expected.get(name, "")
+    if not name.endswith("history.jsonl") or not ours or not theirs:
+        return bool(ours == theirs)
+    return len(theirs) - len(ours) <= 1 and all(theirs.get(n) == v for n, v in ours.items())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled"}
+    folder = tmp_path_factory.mktemp("interruptions")
+    with interruptions.server(folder, environment(**alone)) as ready:
+        ready.warm(["run", "small.yaml"], BEGIN)
+        yield ready
+
+
+@pytest.fixture(scope="module")
+def finished(server: Server) -> Tree:
+    """The folder after a run."""
+    end, tree = server.run(["run", "small.yaml"], BEGIN)
+    assert end.code == 0, end.output
+    return tree
+
+
+COMPARISON = """\
+name: both
+out: compared
+seeds: [0]
+temperatures: [0]
+budgets: [chain-2]
+tuning: {prompts: 1, grid: [own]}
+heads:
+  csgd: {glancing: {name: csgd}}
+  bare: {glancing: {name: none}}
+"""
+"""The head of a comparison; the recipe follows it."""
+
+SHORT = ["evaluation.max_new_tokens=24", "evaluation.prompts.limit=1", "evaluation.repeats=1"]
+TUNE = ["--texts", "2", "--nodes", "3", "--depth", "2", "--tree", "chain,depth=2"]
+BENCH = ["--method", "drafter", "--json", "bench.json"]
+
+
+def comparison() -> str:
+    """The recipe as a comparison of two heads."""
+    dropped = ("name: small", "out: out", "  methods:")
+    lines = [line for line in RECIPE.splitlines() if not line.startswith(dropped)]
+    return COMPARISON + "\n".join(lines) + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("arguments", "events", "most"),
+    [
+        (["run", "small.yaml"], 75, 25),
+        (["evaluate", "out", "tree.depth=3"], 20, 12),
+        (["compare", "both.yaml"], 100, 12),
+        (["tune", "out/drafter", *TUNE, *SHORT], 5, 3),
+        (["bench", "--drafter", "out/drafter", *BENCH, *SHORT], 2, 4),
+        (["new-plugin", "mine"], 12, 12),
+        (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT], 0, 1),
+        (["check", "--drafter", "out/drafter", "--prompts", "1", "--samples", "20", *SHORT], 0, 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_goes_on_from_every_interruption(
+    server: Server, finished: Tree, arguments: list[str], events: int, most: int
+) -> None:
+    begin = BEGIN if arguments[0] == "run" else finished
+    begin = {**begin, "both.yaml": comparison().encode()}
+    visit = server.visit(arguments, begin, [*DISK, *SIGNALS], most)
+    counted = Counter(end.fault for end in visit.ends)
+    assert counted["kill"] >= events, counted
+    assert complaints(visit, begin) == []
