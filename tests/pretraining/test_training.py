@@ -25,7 +25,7 @@ from falcon_lab.pretraining.training import (
 )
 from tiny_models import tiny_tokenizer
 
-SHAPE = ModelShape(layers=1, hidden=16, intermediate=32, heads=2, max_positions=32)
+SHAPE = ModelShape(layers=1, hidden=16, intermediate=32, heads=2, max_positions=256)
 
 
 def packed(*documents: list[int], mask: list[int] | None = None) -> Batch:
