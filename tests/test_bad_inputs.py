@@ -16,7 +16,7 @@ import click
 import pytest
 import torch
 
-from bad_inputs import command_lines, configurations, folders
+from bad_inputs import command_lines, configurations, folders, strangers
 from bad_inputs.case import BadInput, Change, attempt, faults, write
 from bad_inputs.prepared import prepare
 from falcon_lab import cli
@@ -24,7 +24,12 @@ from falcon_lab.errors import FalconLabError
 
 pytestmark = pytest.mark.timeout(60)
 
-CASES: list[BadInput] = [*command_lines.CASES, *configurations.CASES, *folders.CASES]
+CASES: list[BadInput] = [
+    *command_lines.CASES,
+    *configurations.CASES,
+    *folders.CASES,
+    *strangers.CASES,
+]
 
 
 @pytest.fixture(autouse=True)

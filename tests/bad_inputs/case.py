@@ -164,7 +164,8 @@ def edit(path: str, key: str, value: Any = None, *, gone: bool = False) -> Chang
 
     def change() -> None:
         file = Path(path)
-        tree = yaml.safe_load(file.read_text("utf-8"))
+        read = json.loads if file.suffix == ".json" else yaml.safe_load
+        tree = read(file.read_text("utf-8"))
         *above, last = key.split(".")
         node = tree
         for name in above:

@@ -73,7 +73,7 @@ USAGE = [
     ("run corpus", "corpus", "name an experiment's YAML"),
     ("run runs/tiny", "runs/tiny", "name"),
     ("run chats.jsonl", "chats.jsonl", "YAML"),
-    ("run seed=3", "seed=3", "name an experiment's YAML"),
+    ("run seed=3", "YAML", "name an experiment's YAML"),
     ("run x.yaml x.yaml y.yaml", "y.yaml", "no such file"),
     ("run x.yaml/y.yaml", "x.yaml/y.yaml", "name an experiment's YAML"),
     ("evaluate", "YAML", "--help"),

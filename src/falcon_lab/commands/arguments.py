@@ -103,9 +103,14 @@ def counts(context: click.Context, option: click.Parameter, text: str | None) ->
 
 
 def first_and_rest(words: Sequence[str], what: str) -> tuple[str, list[str]]:
-    """Return the first word that is no ``--key=value``, and all the others in order."""
+    """Return the first word that is no override, and all the others in order.
+
+    Raises:
+        FalconLabError: there is none.
+    """
     for index, word in enumerate(words):
-        if not word.startswith("-"):
+        override = "=" in word and not os.path.lexists(word)
+        if not word.startswith("-") and not override:
             return word, [*words[:index], *words[index + 1 :]]
     raise FalconLabError(f"name {what}; --help shows how")
 

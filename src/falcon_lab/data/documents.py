@@ -259,7 +259,10 @@ class _Chat:
             )
             return check_text(text, "what it writes")
         except Exception as error:  # whatever a template raises
-            raise self._fault(f"the chat template refuses it ({error})") from error
+            raise self._fault(
+                f"the chat template refuses it ({error}); leave the sample out, or name another "
+                "template with data.chat_template"
+            ) from error
 
     def by_marks(self) -> Rendered:
         """Find the answers by the template's own ``{% generation %}`` tags."""

@@ -283,7 +283,11 @@ class _Loader:
             if parse_budget(str(word), here).nodes is None:
                 raise ConfigError(here, "is no number of nodes; name a chain-D or tree-N")
             allowed = DECODING_NODES if trains else ("drafter", *DECODING_NODES)
-            for part in changes if isinstance(changes, Mapping) else ():
+            if not isinstance(changes, Mapping):
+                raise ConfigError(
+                    here, f"must be a mapping, as in {{tree: {{depth: 3}}}}, not {changes!r}"
+                )
+            for part in changes:
                 if part not in allowed:
                     raise ConfigError(join(here, part), f"unknown key{did_you_mean(part, allowed)}")
             try:
