@@ -64,6 +64,17 @@ def test_run_takes_overrides_in_both_styles_around_its_own_option(ran: list[Expe
     assert (experiment.data.length, experiment.tree["depth"], experiment.seed) == (64, 3, 4)
 
 
+def test_overrides_in_both_styles_may_stand_before_the_file(ran: list[Experiment]) -> None:
+    assert call("run", "tree.depth=3", "--seed=4", "x.yaml").exit_code == 0
+    Path("lr=1").mkdir()
+    Path("lr=1/x.yaml").write_text(YAML)
+    assert call("run", "lr=1/x.yaml").exit_code == 0
+    assert [each.tree["depth"] for each in ran] == [3, 6]
+    heads = ["compare", "x.yaml", "heads={'a': {'tree': {'depth': 2}}, 'b': {}}", "--dry-run"]
+    first, *rest = heads
+    assert call(*heads).stdout == call(first, "seed=0", *rest).stdout != ""
+
+
 def test_variants_and_seeds_are_a_comparison() -> None:
     described = call("run", "x.yaml", "variants={'a': ['tree.depth=2'], 'b': []}", "--dry-run")
     assert described.exit_code == 0, described.output

@@ -222,6 +222,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     try:
         text = read_bounded(path, LARGEST_YAML).decode()
         root = yaml.compose(text)
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise ConfigError("", "must be a mapping of keys to values", str(path))
         _check_extent(root, {}, 0)
         tree = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except RecursionError:
@@ -238,12 +240,10 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise ConfigError("", problem, str(path)) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError("", f"cannot be read: {error}", str(path)) from None
-    if not isinstance(tree, dict):
-        raise ConfigError("", "must be a mapping of keys to values", str(path))
     return cast(dict[str, Any], tree), dict(_lines(root, ""))
 
 
-LARGEST_YAML = 16 * 2**20
+LARGEST_YAML = 2**20
 """Bytes of a YAML that is read."""
 DEEPEST, MOST = 100, 1_000_000
 """Levels of a YAML, and values that it may stand for; aliases multiply them."""
@@ -368,6 +368,13 @@ def shape(value: Any, hint: Any, key: str) -> Any:
         return value if value is None or len(inner) > 1 else shape(value, inner[0], key)
     if origin in (dict, list):
         return _shape_items(value, origin, arguments, key)
+    return _shape_scalar(value, hint, key)
+
+
+def _shape_scalar(value: Any, hint: Any, key: str) -> Any:
+    if hint is str and isinstance(value, Mapping | list):  # of which OmegaConf takes one in a list
+        found = "list" if isinstance(value, list) else "mapping"
+        raise ConfigError(key, f"must be a text and no {found}")
     if hint is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # sweeps write 4.0, people 1e3
     if hint is bool and type(value) in (int, float) and value not in (0, 1):

@@ -108,7 +108,7 @@ def _refused(
             attempt(rest)
         except Exception:  # another argument is at fault, or several are
             continue
-        problem = f"is {arguments[name]!r}, which Lightning refuses: {message}"
+        problem = f"is {arguments[name]!r}, which Lightning refuses: {message}; choose another"
         return ConfigError(f"trainer.{name}", problem)
     return ConfigError("trainer", f"Lightning refuses it: {message}")
 

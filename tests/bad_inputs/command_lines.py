@@ -157,6 +157,14 @@ USAGE = [
     ("tune runs/tiny", "runs/tiny", "runs/tiny/drafter"),
     ("tune runs/tiny/drafter --prompts nowhere.jsonl", "nowhere.jsonl", "heldout"),
     ("view-data ''", "view-data", "give it a value"),
+    ("run target/model.safetensors", "target/model.safetensors", "UTF-8"),
+    ("run x.yaml --dry-run=1", "--dry-run", "does not take a value"),
+    ("generate --target", "--target", "requires an argument"),
+    ("generate --target x.yaml --prompt a", "x.yaml", "folder"),
+    ("generate --target target --prompt a --temperature inf", "temperature", "at most 1000"),
+    ("generate --target target --prompt a --seed=99999999999999999999", "seed", "smaller"),
+    ("check", "drafter", "--drafter"),
+    ("bench --target target --json x.yaml/x.json", "x.yaml", "file"),
 ]
 """Command line, what must be named, and a part of what must be advised."""
 

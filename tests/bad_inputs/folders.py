@@ -181,7 +181,7 @@ RUNS = [
         AGAIN,
         all_of(GO_ON, folder_at(CHECKPOINT)),
         CHECKPOINT,
-        "delete runs/tiny/checkpoints",
+        "folder stands",
     ),
     ("no results", REPORT, remove(RESULTS), RESULTS, "evaluate"),
     ("results that are empty", REPORT, write(RESULTS, ""), RESULTS, "evaluate"),
