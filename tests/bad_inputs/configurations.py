@@ -145,6 +145,7 @@ LINES = [
     ("seeds: [-1]\n", "seeds", "at least 0"),
     ("stages: [train]\n", "stages", "distil"),
     ("stages: all\n", "stages", "list"),
+    ("stages: []\n", "stages", "name some"),
     ("stages: [target, 1]\n", "stages", "distil"),
     ("tree: {name: chain, depth: -3}\n", "tree.depth", "at least"),
     ("tree: {name: null}\n", "tree.name", "known"),

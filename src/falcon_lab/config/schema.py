@@ -350,6 +350,8 @@ class Experiment:
     with seeds is a comparison of one head."""
 
     def __post_init__(self) -> None:
+        if not self.stages:
+            raise ConfigError("stages", f"is empty; name some of {', '.join(STAGES)}")
         recipe, wanted = self.target.pretraining, {"data", "distil"} & set(self.stages)
         if recipe and wanted and self.data.length > recipe.model.max_positions:
             raise ConfigError(
