@@ -182,7 +182,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(
 ) -> None:
     monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path / "cache"))
     often = ["distillation.checkpoint_every=1", "target.pretraining.checkpoint_every=1"]
-    job = main_job(tmp_path / "run", *often, "trainer.gradient_clip_val=null", f"{section}=1e30")
+    job = main_job(tmp_path / "run", *often, "trainer.gradient_clip_val=null")
+    job += [f"{section}=100", f"{section.removesuffix('lr')}weight_decay=100"]  # weights explode
     message = refused(*job)
     assert "at step" in message
     assert section in message

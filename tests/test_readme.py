@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -30,6 +31,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working folder with the experiments, chats and a finished smoke run in it."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "experiments").symlink_to(EXPERIMENTS)
+    said = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    (folder / "chats.jsonl").write_text(4 * (json.dumps({"messages": said}) + "\n"))
+    (folder / "prompts.jsonl").write_text('{"question_id": 1, "turns": ["2 + 3?"]}\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         patch.setenv("WANDB_MODE", "disabled")
@@ -151,7 +155,7 @@ CHECKS: dict[str, Check] = {
     "falcon-lab new-plugin my-head": whole(),
     "falcon-lab doctor": doctor_works,
     "falcon-lab run experiments/csgd.yaml target.name=Qwen/Qwen3-0.6B target.dtype=bfloat16 "
-    "data.corpus=chats.jsonl evaluation.prompts.name=humaneval out=runs/qwen3": dry,
+    "data.corpus=chats.jsonl evaluation.prompts.name=prompts.jsonl out=runs/qwen3": dry,
 }
 """Every command of the README, and what is done with it here."""
 

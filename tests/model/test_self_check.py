@@ -71,9 +71,9 @@ def test_broken_numbers_are_found() -> None:
 
 
 def test_a_model_with_alibi_in_place_of_positions_is_refused_with_the_reason() -> None:
-    from transformers import BloomConfig, BloomForCausalLM
+    from transformers import MptConfig, MptForCausalLM
 
-    config = BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4, seq_length=64)
-    target = Target(BloomForCausalLM(config), tiny_tokenizer(), name="tiny-bloom")
-    with pytest.raises(FalconLabError, match=r"tiny-bloom \(bloom\) cannot be a target: it cannot"):
+    config = MptConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, max_seq_len=64)
+    target = Target(MptForCausalLM(config), tiny_tokenizer(), name="tiny-mpt")
+    with pytest.raises(FalconLabError, match=r"tiny-mpt \(mpt\) cannot be a target"):
         check_target(target)

@@ -270,10 +270,10 @@ class NoPasses(Mine):
 
 
 BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a block of nothing": (WithoutBlock, "block: expected tokens of a pass"),
+    "a block of nothing": (WithoutBlock, "block=0"),
     "needs that nobody knows": (NeedingMore, "needs: expected frozenset"),
     "no passes": (NoPasses, "max_passes: expected None"),
-    "no drafter": (lambda context: nn.Linear(1, 1), "no block, needs, reset, draft, observe"),
+    "no drafter": (lambda context: nn.Linear(1, 1), "without draft, observe, reset, block, needs"),
     "a vocabulary too small": (saying(lambda rows: rows[..., 1:]), r"logits in pass 1.*12\]"),
     "too many rows": (saying(lambda rows: rows.repeat(1, 2, 1)), "at most 1"),
     "nan": (saying(lambda rows: rows / 0), "found nan or inf"),

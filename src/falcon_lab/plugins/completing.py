@@ -29,11 +29,15 @@ SIZES = {"block": 1, "max_depth": 0, "max_nodes": 0, "max_auxiliary": 0}
 """Members that are numbers -> the least that they may be."""
 
 
+class IncompleteError(FalconLabError):
+    """What a builder gave is no component of its kind."""
+
+
 def completed(component: Component, made: Any) -> Any:
     """Return what a component's builder gave, with the defaults of its kind where it has none.
 
     Raises:
-        FalconLabError: it is none of the kind, or lacks something that has no default.
+        IncompleteError: it is none of the kind, or lacks something that has no default.
     """
     from falcon_lab.interfaces import BASES  # with torch, which listing plug-ins does not import
 
@@ -42,7 +46,7 @@ def completed(component: Component, made: Any) -> Any:
     if base is None:
         if component.kind == "template" and not isinstance(made, Mapping | Sequence):
             found = type(made).__name__
-            raise FalconLabError(
+            raise IncompleteError(
                 f"{what} is a {found}; its builder must return a mapping from node to child count, "
                 f"or a list of nodes ({component.owner})"
             )
@@ -52,7 +56,7 @@ def completed(component: Component, made: Any) -> Any:
         made = _with_defaults(component, made, base)
     missing = [name for name in base.__annotations__ if not hasattr(made, name)]
     if missing := [*sorted(type(made).__abstractmethods__), *missing]:
-        raise FalconLabError(
+        raise IncompleteError(
             f"{what} is a {type(made).__name__} without {', '.join(missing)}, which "
             f"falcon_lab.interfaces.{base.__name__} asks for ({component.owner})"
         )
@@ -67,7 +71,7 @@ def _refuse_wrong_members(component: Component, made: Any, base: type[Any]) -> N
     wrong += [name for name in sizes if not _is_size(getattr(made, name), SIZES[name])]
     if wrong:
         found = ", ".join(f"{name}={shown(repr(getattr(made, name)))}" for name in sorted(wrong))
-        raise FalconLabError(
+        raise IncompleteError(
             f"{component.kind} {component.full_name} has {found}, which is nothing that "
             f"falcon_lab.interfaces.{base.__name__} can have ({component.owner})"
         )
@@ -85,7 +89,7 @@ def _refuse_old_names(component: Component, made: Any, base: type[Any]) -> None:
     old = [name for name in RENAMED if hasattr(made, name) and not hasattr(made, RENAMED[name])]
     if component.kind == "drafter" and TELLING & {*old}:
         renamed = ", ".join(f"{name} is {RENAMED[name]} now" for name in old)
-        raise FalconLabError(
+        raise IncompleteError(
             f"drafter {component.full_name} is written for an earlier falcon-lab: {renamed}; "
             f"rename them, or install a {component.distribution} later than {component.version}"
         )
@@ -97,10 +101,10 @@ def _with_defaults(component: Component, made: Any, base: type[Any]) -> Any:
     Its own attributes, methods and bases come first.
 
     Raises:
-        FalconLabError: it is no object of a class of its own.
+        IncompleteError: it is no object of a class of its own.
     """
     if isinstance(made, type):  # a class of classes would take part in every later isinstance
-        raise FalconLabError(
+        raise IncompleteError(
             f"{component.kind} {component.full_name} is the class {made.__name__} itself; its "
             f"builder must return an object ({component.owner})"
         )
@@ -109,7 +113,7 @@ def _with_defaults(component: Component, made: Any, base: type[Any]) -> Any:
     try:
         object.__setattr__(made, "__class__", _derived(type(made), base, own))  # type: ignore[arg-type]
     except TypeError as error:
-        raise FalconLabError(
+        raise IncompleteError(
             f"{component.kind} {component.full_name} is a {type(made).__name__}; derive its class "
             f"from falcon_lab.interfaces.{base.__name__} ({component.owner})"
         ) from error

@@ -51,7 +51,10 @@ def blame(error: BaseException) -> str | None:
 
 def speaker(error: FalconLabError) -> str | None:
     """Return whose own word to the user an error is; None where it is ours."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    first = error
+    while isinstance(first.__cause__, FalconLabError):  # we put the method's name before it
+        first = first.__cause__
+    *_, (frame, _) = traceback.walk_tb(first.__traceback__)
     plug_in = _packages().get(_package(_module(frame)))
     return _named(plug_in, list(_definitions(frame))) if plug_in else None
 

@@ -11,6 +11,7 @@ import torch
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, TargetContext
+from falcon_lab.plugins.completing import IncompleteError
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.hooks import Component
 from falcon_lab.plugins.registry import Components
@@ -52,11 +53,18 @@ class ComponentUnderTest:
         return f"{self.kind} {self.name!r}"
 
     def build(self, context: BuildContext | TargetContext) -> Any:
-        """Build the component, with the same random weights every time."""
+        """Build the component, with the same random weights every time.
+
+        Raises:
+            ContractError: what was built is none of its kind.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             components, node = self.registered()
-            return components.build(self.kind, node, context)
+            try:
+                return components.build(self.kind, node, context)
+            except IncompleteError as error:
+                raise ContractError(f"{error}; derive its class from that one") from error
 
     def registered(self) -> tuple[Components, dict[str, Any]]:
         """Return a registry that knows the component, and its node there."""
