@@ -249,6 +249,8 @@ class Visited:
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._busy or not (event == "open" or event in CHANGES) or not self._counts(arguments):
             return
+        if not self.in_fork and _clearing():
+            return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
             return
         place = f"{event} {arguments[0]}"
@@ -274,7 +276,7 @@ class Visited:
         return Path(os.path.abspath(os.fsdecode(path))).is_relative_to(self.folder)  # noqa: PTH100
 
     def _on_moment(self, *_: Any) -> None:
-        if not self._busy and not self.in_fork:
+        if not self._busy and not self.in_fork and not _clearing():
             chosen = [fault for fault in self.faults if fault in SIGNALS]
             self._interrupt([chosen[next(self._moments) % len(chosen)]], _where(), 0)
         if not self.in_fork and not self._over:
@@ -334,6 +336,11 @@ def _running() -> Iterator[str]:
 
 def _where() -> str:
     return next((name for name in _running() if name.startswith("falcon_lab")), "elsewhere")
+
+
+def _clearing() -> bool:
+    """Whether a temporary folder is made or removed: it may not be put back meanwhile."""
+    return any(name.startswith("tempfile.") for name in _running())
 
 
 def _locking() -> bool:
@@ -491,6 +498,8 @@ def serve(root: Path) -> None:
     """Answer requests until there are no more: a method of ``Here`` and its arguments."""
     here = Here(root)
     no_needless_work()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores both
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     while True:

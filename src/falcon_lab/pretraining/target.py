@@ -218,10 +218,12 @@ def target_ahead(
     if isinstance(source, str) or is_finished(target_folder(config.name, source)):
         return TargetAhead(ensure_target(config, announce, components), stands_in=False)
     check_place(target_folder(config.name, source), folder=True)
+    from safetensors import SafetensorError
+
     from falcon_lab.pretraining.training import save_stand_in
 
     with TemporaryDirectory(prefix="falcon-lab-") as place:
-        with about(place):
+        with about(place, also=(SafetensorError,)):
             save_stand_in(source, Path(place))
         target = load_target(dataclasses.replace(config, name=place, pretraining=None), announce)
     target.name = config.name
