@@ -61,6 +61,16 @@ def did_you_mean(word: str, known: Iterable[str], *, all_of_them: bool = False) 
     return f"{meant or ';'}{listed}"
 
 
+def one_line(error: BaseException) -> str:
+    """Return what an error says, in one line; where it says nothing, the name of its type."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; where it says nothing, the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def join(key: str, name: object) -> str:
     """Return the full key of ``name`` below ``key``."""
     return f"{key}.{name}" if key else str(name)

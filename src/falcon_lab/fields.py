@@ -28,7 +28,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
+from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, first_line, join
 from falcon_lab.files import about, check_text
 from falcon_lab.stored import read_bounded
 
@@ -280,7 +280,7 @@ def parse_value(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         raise ValueError(error.problem) from None
     except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ValueError(_first_line(error)) from None
+        raise ValueError(first_line(error)) from None
     return cast(dict[str, Any], tree)["value"]
 
 
@@ -348,7 +348,7 @@ def refuse_unusable(cls: type[Any], key: str = "") -> None:
         OmegaConf.structured(cls)
     except Exception as error:  # whatever a plug-in's annotations may provoke
         theirs = "" if isinstance(error, OmegaConfBaseException) else f"{type(error).__name__}: "
-        problem = f"the options {cls.__qualname__} cannot be used: {theirs}{_first_line(error)}"
+        problem = f"the options {cls.__qualname__} cannot be used: {theirs}{first_line(error)}"
         raise ConfigError(key, problem) from error
 
 
@@ -523,7 +523,7 @@ def _lines(node: yaml.Node | None, key: str) -> list[tuple[str, int]]:
 
 def _config_error(error: OmegaConfBaseException, key: str) -> ConfigError:
     below = getattr(error, "full_key", None) or ""
-    return ConfigError(join(key, below) if below else key, _in_our_words(_first_line(error)))
+    return ConfigError(join(key, below) if below else key, _in_our_words(first_line(error)))
 
 
 def _in_our_words(message: str) -> str:
@@ -540,7 +540,3 @@ def _in_our_words(message: str) -> str:
         if found := re.fullmatch(theirs, message):
             return found.expand(ours)
     return message
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 
 # --- what the operating system says -------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def _code_and_reason(error: Exception) -> tuple[int, str]:
     """Return the error number and its text, also where a library has put both into a message."""
     if isinstance(error, OSError) and error.errno:
         return error.errno, error.strerror or os.strerror(error.errno)
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = one_line(error)
     for code in REMEDIES:
         if os.strerror(code).lower() in message.lower():
             return code, os.strerror(code)

@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 
-from falcon_lab.errors import ConfigError
+from falcon_lab.errors import ConfigError, one_line
 
 DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
 """Defaults that differ from Lightning's; ``trainer:`` overrides them."""
@@ -100,7 +100,7 @@ def _refused(
     error: Exception, arguments: Mapping[str, Any], attempt: Callable[[Mapping[str, Any]], object]
 ) -> ConfigError:
     """Return the error with the key of the argument without which there would be none."""
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = one_line(error)
     named_first = sorted(arguments, key=lambda name: name not in message)
     for name in named_first:
         rest = {other: value for other, value in arguments.items() if other != name}

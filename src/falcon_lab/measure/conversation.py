@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 
 if TYPE_CHECKING:
     from falcon_lab.data.heldout import Prompt
@@ -78,10 +78,10 @@ class EncodedPrompt:
                 messages, add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # whatever a template raises
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise FalconLabError(
                 f"prompt {self.id!r}, turn {len(answers) + 1}: the target's chat template refuses "
-                f"it ({reason}); mend the template beside its tokenizer, or take it out"
+                f"it ({one_line(error)[:300]}); mend the template beside its tokenizer, or take it "
+                "out"
             ) from error
         # The template writes the special tokens itself.
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])

@@ -10,7 +10,7 @@ from typing import Any
 from falcon_lab.config.schema import PromptsConfig
 from falcon_lab.data.documents import MEND, kind, read_jsonl
 from falcon_lab.data.heldout import Prompt, heldout_prompts
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, first_line
 
 HELDOUT = 32
 """Held-out prompts when no limit is given."""
@@ -175,8 +175,3 @@ def _from_hub(name: str) -> Iterator[Prompt]:
         ) from error
     for number, row in enumerate(rows):
         yield parse_prompt({"category": name, **convert(row, number)})
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.model.alibi import biased, with_bias_in_masks
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.attention.merged import Merged
@@ -314,7 +314,7 @@ def of_the_kind(config: Any, what: str) -> Iterator[None]:
     except Exception as error:  # whatever a model of an unknown kind raises
         raise FalconLabError(
             f"no {what} of the target's kind ({config.model_type}) can be made: "
-            f"{' '.join(str(error).split())[:300] or type(error).__name__}; choose a drafter that "
+            f"{one_line(error)[:300]}; choose a drafter that "
             "needs none, as lookup or medusa"
         ) from error
 

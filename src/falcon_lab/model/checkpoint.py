@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.stored import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -38,9 +38,8 @@ def check_weights(folder: Path) -> int:
                 f"{path} is missing, and {folder.name}'s index names it; fetch it again"
             ) from None
         except (SafetensorError, OSError) as error:
-            reason = " ".join(str(error).split())
             raise FalconLabError(
-                f"{path} is cut short or corrupt ({reason}); fetch or save it again"
+                f"{path} is cut short or corrupt ({one_line(error)}); fetch or save it again"
             ) from error
     return numbers
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import Cache
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, first_line
 from falcon_lab.files import about, cache_folder, make_folder, refuse_strangers, replacing
 from falcon_lab.interfaces import Announce, Compiled, Outputs, PassCompiler
 from falcon_lab.model.passes import (
@@ -84,9 +84,8 @@ def _compiling(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever tracing, inductor or the C++ compiler throw
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FalconLabError(
-            f"{name} cannot be compiled ({reason}); set decoding.compile=none"
+            f"{name} cannot be compiled ({first_line(error)}); set decoding.compile=none"
         ) from error
 
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from falcon_lab.bars import Bar
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import about, cached, make_folder, make_once, write_atomically
 from falcon_lab.model.gguf_header import GGUFHeader, TensorEntry, cut_off, read_header
 from falcon_lab.model.memory import check_room, gib
@@ -222,10 +222,9 @@ def _read(header: GGUFHeader, read: Callable[[], T]) -> T:
     except Exception as error:  # whatever it meets in a stranger's file
         from transformers import __version__
 
-        reason = " ".join(str(error).split())[:300]
         raise FalconLabError(
             f"{header.path}: transformers {__version__} cannot read this model of architecture "
-            f"{header.architecture!r} ({type(error).__name__}: {reason})"
+            f"{header.architecture!r} ({type(error).__name__}: {one_line(error)[:300]})"
         ) from error
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 
 from falcon_lab.config.schema import TargetConfig
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import about
 from falcon_lab.model.attention.choosing import MERGING, loading_attention, use_backend
 from falcon_lab.model.checkpoint import check_weights
@@ -232,7 +232,7 @@ def _read_tokenizer(config: TargetConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(config.name, **_source(config))
         words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
     except Exception as error:  # as above, and tokenizers raises plain Exceptions
-        raise _no_tokenizer(config, _line(error)) from error
+        raise _no_tokenizer(config, one_line(error)[:300]) from error
     if not words:  # some releases make an empty one where the files are missing
         raise _no_tokenizer(config, "it has no vocabulary")
     return tokenizer
@@ -333,15 +333,13 @@ def _refuse(config: TargetConfig, error: Exception) -> Never:
     elif _is_folder(config) and (files := sorted(Path(config.name).glob("*.gguf"))):
         reason = f"a folder of GGUF files, of which one must be named: target.name={files[0]}"
     elif _is_folder(config):
-        reason = f"{_line(error)}; save it again with save_pretrained, or choose another target"
+        reason = (
+            f"{one_line(error)[:300]}; save it again with save_pretrained, or choose another target"
+        )
     else:
-        reason = f"no folder of that name, and as a hub id: {_line(error)}"
+        reason = f"no folder of that name, and as a hub id: {one_line(error)[:300]}"
     raise FalconLabError(f"target {config.name} cannot be loaded: {reason}") from error
 
 
 def _refuse_choice(key: str, value: str, choices: tuple[str, ...]) -> Never:
     raise FalconLabError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
+from falcon_lab.errors import first_line
 from falcon_lab.interfaces import Announce, Outputs, Recorder, Run
 
 WARM_UPS = 2
@@ -105,6 +106,6 @@ class Attempts:
             return self._recorder.capture(run)
         except Exception as error:  # whatever CUDA or a model's modules throw
             self.failed = True
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = first_line(error)
             self._announce(f"{self._name}: no CUDA graphs, decoding continues without ({reason})")
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.model.target import Target
 from falcon_lab.tree import TokenTree, ancestor_matrix
 
@@ -37,7 +37,7 @@ def check_target(target: Target) -> None:
     except FalconLabError:
         raise
     except Exception as error:  # whatever a model of an unknown kind raises
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = f"{type(error).__name__}: {one_line(error)[:300]}"
         raise _no_target(
             target, f"it cannot be run with explicit positions, mask and cache ({reason})"
         ) from error

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falcon_lab.errors import first_line
+
 Call = Callable[..., Tensor]
 Compiler = Callable[[Call], Call]
 
@@ -38,7 +40,6 @@ class Compiled:
         except Exception as error:  # whatever Dynamo, Inductor and the C++ compiler raise
             result = self._plain(**arguments)  # wrong arguments raise here too
             self._fast = None
-            reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-            text = f"{self._what} cannot be compiled ({reason}); going on without"
+            text = f"{self._what} cannot be compiled ({first_line(error)}); going on without"
             warnings.warn(text, stacklevel=2)
             return result

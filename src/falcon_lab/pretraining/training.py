@@ -32,7 +32,7 @@ from falcon_lab.data.heldout import heldout_prompts
 from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import about, make_folder, write_atomically
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.masks import packed_mask
@@ -184,10 +184,9 @@ def left_before(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers, tokenizers and safetensors raise many kinds
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise FalconLabError(
-            f"{folder}: what an earlier attempt left there is damaged ({reason}); remove it, and "
-            "the target is made anew"
+            f"{folder}: what an earlier attempt left there is damaged ({one_line(error)[:200]}); "
+            "remove it, and the target is made anew"
         ) from error
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.environment import wandb_mode, wandb_run
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import make_folder, write_atomically
 from falcon_lab.report.methods import named
 from falcon_lab.report.tables import NOTHING
@@ -108,8 +108,8 @@ class Tracking:
     def give_up(self, error: Exception) -> None:
         """Continue without W&B, with a warning."""
         warnings.warn(
-            f"W&B failed and is left out of this run: {_one_line(error)}. Curves are in "
-            f"{self.history}; wandb.mode=disabled silences this.",
+            f"W&B failed and is left out of this run: {type(error).__name__}: {one_line(error)}. "
+            f"Curves are in {self.history}; wandb.mode=disabled silences this.",
             stacklevel=3,
         )
         self.loggers[:] = [log for log in self.loggers if log is not self.wandb]
@@ -139,7 +139,8 @@ def check_tracking(config: WandbConfig) -> None:
 def offline_advice(error: Exception) -> FalconLabError:
     """Return an error of an online W&B with what to do."""
     return FalconLabError(
-        f"W&B cannot go online ({_one_line(error)}); run `wandb login`, or set WANDB_MODE=offline"
+        f"W&B cannot go online ({type(error).__name__}: {one_line(error)}); run `wandb login`, or "
+        "set WANDB_MODE=offline"
     )
 
 
@@ -209,10 +210,6 @@ def _wandb_logger(
         run.define_metric("decode/speedup", summary="max")
         run.define_metric("val/loss", summary="min")
     return logger
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def decode_metrics(results: Mapping[str, Any]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import PLAIN, DecodingConfig
 from falcon_lab.decoding.plain import PlainEngine
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.measure.engines import Methods, Setup
 from falcon_lab.measure.hf_generate import HfGenerate
 from falcon_lab.measure.measurement import Engine
@@ -82,7 +82,7 @@ def fault(engine: HfGenerate, attempt: Attempt) -> str | None:
     try:
         attempt(engine)
     except Exception as error:  # whatever a model raises that was not made for it
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"{type(error).__name__}: {one_line(error)[:200]}"
     return None
 
 
