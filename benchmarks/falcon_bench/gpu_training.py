@@ -21,13 +21,10 @@ from falcon_lab.config.load import load_experiment
 from falcon_lab.config.schema import Experiment, Gate, ModelShape, PretrainingConfig
 from falcon_lab.data.corpora import read_text
 from falcon_lab.data.datamodule import FalconDataModule
-from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.stage import train_drafter
+from falcon_lab.distill.stage import train_drafter, training_of
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_atomically
-from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.loading import resolve_device
-from falcon_lab.model.target import Target
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.pretraining.target import ensure_target
 from falcon_lab.pretraining.training import Pretraining, build_model, data_of, trained_tokenizer
@@ -262,7 +259,10 @@ def train_plan(plan: Plan, folder: Path, announce: Announce) -> None:
     target = ensure_target(first.target, announce)
     data = FalconDataModule.for_target(first.data, target)
     announce(f"drafter: {len(data.train_sequences)} sequences of {plan.length} tokens")
-    steps = plan.steps or steps_within(plan, lambda: distillation(first, target), data, folder)
+    components = load_components()
+    steps = plan.steps or steps_within(
+        plan, lambda: training_of(first, target, components)[0], data, folder
+    )
     announce(f"drafter: {steps} steps")
     watch = Stopwatch()
     with Run.open(drafter_experiment(plan, folder, steps), announce=announce) as current:
@@ -278,22 +278,6 @@ def train_plan(plan: Plan, folder: Path, announce: Announce) -> None:
             )
     found = {"steps": steps, "seconds": watch.lap(), "block": plan.block}
     write_atomically(done, json.dumps(found, indent=1))
-
-
-def distillation(experiment: Experiment, target: Target) -> Distillation:
-    """What trains the drafter, as the stage makes it."""
-    components = load_components()
-    drafter = components.build("drafter", experiment.drafter, BuildContext(target))
-    context = BuildContext.of(target, drafter)
-    return Distillation(
-        target,
-        drafter,
-        components.build("objective", experiment.objective, context),
-        components.build("schedule", experiment.glancing, context),
-        experiment.distillation,
-        seed=experiment.seed,
-        max_steps=CALIBRATION,
-    )
 
 
 def drafter_experiment(plan: Plan, folder: Path, steps: int) -> Experiment:
