@@ -29,6 +29,8 @@ from falcon_lab.fields import (
 
 STAGES = ("target", "data", "distil", "evaluate", "report")
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
 ATTENTION = ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_flash")
 
 PLAIN, HF_GENERATE = "plain", "HF generate"
@@ -141,7 +143,7 @@ class TargetConfig:
     ``pretraining`` is given."""
     revision: str | None = filled(None, "name a commit, tag or branch, or write null")
     """Commit, tag or branch on the hub."""
-    dtype: str = choice("auto", ("auto", "float32", "bfloat16", "float16", "float64"))
+    dtype: str = choice("auto", DTYPES)
     """``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16`` or ``float64``."""
     attention: str = choice("sdpa", ATTENTION)
     """``sdpa``, ``eager`` or ``flex_attention``; ``flash_attn`` (the extra ``flash``) or

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 import torch
 
-from falcon_lab.config.schema import TargetConfig
+from falcon_lab.config.schema import DTYPES, TargetConfig
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import about
 from falcon_lab.model.attention.choosing import MERGING, loading_attention, use_backend
 from falcon_lab.model.checkpoint import check_weights
+from falcon_lab.model.families import WITH_STATE, layer_kinds
 from falcon_lab.model.gguf import converted
 from falcon_lab.model.gguf_header import is_gguf
 from falcon_lab.model.masks import ATTENTION
@@ -27,12 +28,7 @@ from falcon_lab.model.memory import check_room
 from falcon_lab.model.self_check import check_target
 from falcon_lab.model.target import Target
 
-if TYPE_CHECKING:
-    import torch
-
 log = logging.getLogger(__name__)
-
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How Hugging Face's classes with an LM head are called."""
@@ -48,8 +44,6 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
     Raises:
         FalconLabError: with the reason and the file or key at fault.
     """
-    from falcon_lab.model.target import Target
-
     if config.dtype not in DTYPES:
         _refuse_choice("target.dtype", config.dtype, DTYPES)
     if config.attention not in (*ATTENTION, *MERGING):
@@ -90,8 +84,6 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         FalconLabError: when there is no such device.
     """
-    import torch
-
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -115,8 +107,6 @@ def refuse_unfit(config: TargetConfig, settings: Any) -> None:
         FalconLabError: with the reason.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
-
-    from falcon_lab.model.families import layer_kinds
 
     kind = settings.model_type
     known = CLASSES.get(kind)
@@ -194,8 +184,6 @@ def _refuse_state(name: str, kind: str, class_name: Any) -> None:
     """Refuse recurrent models that do not list their layers."""
     import transformers
 
-    from falcon_lab.model.families import WITH_STATE
-
     if getattr(getattr(transformers, str(class_name), None), "_is_stateful", False):
         raise FalconLabError(f"target {name} {WITH_STATE.format(kinds=kind)}")
 
@@ -246,7 +234,6 @@ def _no_tokenizer(config: TargetConfig, reason: str) -> FalconLabError:
 
 
 def _read_model(config: TargetConfig, settings: Any, attention: str) -> Any:
-    import torch
     from transformers import AutoModelForCausalLM
 
     stored = check_weights(Path(config.name)) if _is_folder(config) else None

@@ -21,11 +21,11 @@ from typing import Any
 
 import pluggy
 
+from falcon_lab.fields import LONGEST_NAME
+
 PROJECT = "falcon_lab"
 BUILT_IN = "falcon-lab"
 """The distribution of the components whose names no other takes."""
-LONGEST_NAME = 100
-"""Characters of a component's name."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
