@@ -75,11 +75,12 @@ def check(
 
     current = Run.at(experiment, announce=announce)
     check_files(experiment)
-    current.ahead = ahead or target_ahead(experiment.target, announce, current.components)
-    for name in experiment.stages:
-        if name in CHECK:
-            CHECK[name](current)
-    return current.ahead
+    ahead = ahead or target_ahead(experiment.target, announce, current.components)
+    wanted = {*experiment.stages, *(["data"] if "distil" in experiment.stages else [])}
+    for name, check_stage in CHECK.items():
+        if name in wanted:
+            check_stage(current, ahead)
+    return ahead
 
 
 def check_files(experiment: Experiment) -> None:
@@ -147,15 +148,15 @@ def data(current: Run, *, wanted: bool) -> None:
         )
 
 
-def check_data(current: Run) -> None:
+def check_data(current: Run, ahead: TargetAhead) -> None:
     """See that the data can be prepared."""
     from falcon_lab.data.datamodule import check_data
 
     experiment = current.experiment
-    if current.ahead is not None and not current.training_done:
+    if not current.training_done:
         check_data(
             experiment.data,
-            current.ahead.target,
+            ahead.target,
             drafter=experiment.drafter,
             components=current.components,
         )
@@ -179,15 +180,14 @@ def distil(current: Run, *, wanted: bool) -> None:
         )
 
 
-def check_distil(current: Run) -> None:
+def check_distil(current: Run, ahead: TargetAhead) -> None:
     """See that the drafter can be trained, and its curves be recorded."""
     from falcon_lab.distill.stage import check_training
     from falcon_lab.report.tracking import check_tracking
 
-    if current.ahead is not None and not current.training_done:
-        check_data(current)
+    if not current.training_done:
         check_tracking(current.experiment.wandb)
-        check_training(current.experiment, current.ahead.target, current.components, current.folder)
+        check_training(current.experiment, ahead.target, current.components, current.folder)
 
 
 def evaluate(current: Run, *, wanted: bool) -> None:
@@ -206,14 +206,13 @@ def evaluate(current: Run, *, wanted: bool) -> None:
         )
 
 
-def check_evaluate(current: Run) -> None:
+def check_evaluate(current: Run, ahead: TargetAhead) -> None:
     """See that every method can be measured; a fresh drafter stands in for one to be trained."""
     from falcon_lab.measure.engines import Setup
 
-    if current.ahead is not None:
-        fresh = "distil" in current.experiment.stages and not current.training_done
-        setup = Setup.ahead(current.experiment, current.ahead, current.components)
-        setup.check(None if fresh else current.drafter_folder)
+    fresh = "distil" in current.experiment.stages and not current.training_done
+    setup = Setup.ahead(current.experiment, ahead, current.components)
+    setup.check(None if fresh else current.drafter_folder)
 
 
 def report(current: Run, *, wanted: bool) -> None:
@@ -231,7 +230,7 @@ def report(current: Run, *, wanted: bool) -> None:
         )
 
 
-def check_report(current: Run) -> None:
+def check_report(current: Run, ahead: TargetAhead) -> None:
     """See that there will be something to report, and that it can be sent where it is to go."""
     from falcon_lab.report.tracking import check_tracking
 
@@ -248,10 +247,10 @@ STAGE: dict[str, Callable[..., None]] = {
     "report": report,
 }
 
-CHECK: dict[str, Callable[[Run], None]] = {
+CHECK: dict[str, Callable[[Run, TargetAhead], None]] = {
     "data": check_data,
     "distil": check_distil,
     "evaluate": check_evaluate,
     "report": check_report,
 }
-"""Stage -> what it needs, checked before the first begins; the target's own is its loading."""
+"""Stage -> the check of what it needs, in the order of ``STAGES``; the target's is its loading."""
