@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.load import dump, to_plain
-from falcon_lab.config.saved import CONFIGURATION, FACTS, UNFINISHED, read_facts, run_experiment
+from falcon_lab.config.saved import CONFIGURATION, FACTS, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.environment import is_worker, wandb_mode, wandb_run, world_size
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import (
-    about,
     check_place,
     locked,
     make_folder,
@@ -106,10 +105,6 @@ class Run:
         with locked(current.folder / ".lock", busy=busy):
             answers = current.folder / "answers"
             remove_leftovers(current.folder, current.drafter_folder, answers)
-            mark = current.drafter_folder / UNFINISHED
-            if mark.exists():  # a folder of that name is whole
-                with about(mark):
-                    mark.unlink()
             current.claim()
             finished = False
             try:
@@ -200,7 +195,6 @@ class Run:
         if trains:
             from falcon_lab.drafters.saved import finish_exchange
 
-            check_place(self.drafter_folder, folder=True)
             finish_exchange(self.drafter_folder)
         self.check_claim()
         write_atomically(self.folder / FACTS, json.dumps(self.facts, indent=2, sort_keys=True))

@@ -234,16 +234,17 @@ PARTS = {CONFIG, WEIGHTS, CARD, UNFINISHED}
 
 
 def finish_exchange(folder: Path) -> None:
-    """Restore the old folder, or remove it, after an exchange that was killed.
+    """Restore the old folder, or remove it, after an exchange that was killed; take the mark away.
 
     Raises:
         FalconLabError: what is there was not set aside by an exchange.
     """
-    old = _set_aside(folder)
-    if not folder.exists() and (old / UNFINISHED).exists():
-        with about(old):
+    old, mark = _set_aside(folder), folder / UNFINISHED
+    with about(folder):
+        if not folder.exists() and (old / UNFINISHED).exists():
             old.rename(folder)
-            (folder / UNFINISHED).unlink()
+        if mark.exists():  # a folder of that name is whole
+            mark.unlink()
     _removed(old)
 
 
