@@ -364,7 +364,9 @@ def make_once(
     Raises:
         FalconLabError: what the system says about the folder.
     """
-    while is_worker() and not is_finished(folder):  # a launcher ends us if the first one fails
+    while not _first_of_machine() and not is_finished(
+        folder
+    ):  # a launcher ends us if the first one fails
         time.sleep(0.2)
     if is_finished(folder):
         return
@@ -382,9 +384,9 @@ def make_once(
         partial.rename(folder)
 
 
-def is_worker() -> bool:
-    """Return whether another process of this machine leads."""
-    return os.environ.get("LOCAL_RANK", "0") != "0"
+def _first_of_machine() -> bool:
+    """Return whether this is the first process on its machine of a distributed training."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 # --- reading ------------------------------------------------------------------------------------
