@@ -39,9 +39,7 @@ def read_json(path: Path, shape: type[T], what: str, advice: str) -> T:
         FalconLabError: the file is missing or unreadable, is no whole JSON (NaN, half characters
             and a nesting of more than 200 are none), or a field is of another type.
     """
-    text = read_bounded(path)
-    parse_json(text, f"{path}: no {what}", advice)
-    return _validated(text, shape, f"{path}: no {what}", advice)
+    return _read(path, shape, what, advice)[1]
 
 
 def read_checked(path: Path, shape: type[Any], what: str, advice: str) -> dict[str, Any]:
@@ -56,17 +54,22 @@ def read_checked(path: Path, shape: type[Any], what: str, advice: str) -> dict[s
     Raises:
         FalconLabError: as ``read_json``.
     """
-    text = read_bounded(path)
-    content: dict[str, Any] = parse_json(text, f"{path}: no {what}", advice)
-    _validated(text, shape, f"{path}: no {what}", advice)
+    content: dict[str, Any] = _read(path, shape, what, advice)[0]
     return content
 
 
-def _validated(text: bytes, shape: type[T], where: str, advice: str) -> T:
+def _read(path: Path, shape: type[T], what: str, advice: str) -> tuple[Any, T]:
+    """Return the content of a file as plain values, and as ``shape``.
+
+    It is parsed twice: pydantic's strict types know JSON's text, and no dataclass as a mapping; and
+    beside the fields of a dataclass it lets anything pass.
+    """
     from pydantic import ValidationError
 
+    text, where = read_bounded(path), f"{path}: no {what}"
+    content = parse_json(text, where, advice)
     try:
-        return cast(T, _adapter(cast(Hashable, shape)).validate_json(text, strict=True))
+        return content, cast(T, _adapter(cast(Hashable, shape)).validate_json(text, strict=True))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
