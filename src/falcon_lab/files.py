@@ -364,9 +364,8 @@ def make_once(
     Raises:
         FalconLabError: what the system says about the folder.
     """
-    while not _first_of_machine() and not is_finished(
-        folder
-    ):  # a launcher ends us if the first one fails
+    # A launcher ends us if the first one fails.
+    while not _first_of_machine() and not is_finished(folder):
         time.sleep(0.2)
     if is_finished(folder):
         return

@@ -117,24 +117,33 @@ def ensure_target(
     Raises:
         FalconLabError: when it cannot be loaded, with the reason.
     """
-    from falcon_lab.model.loading import load_target
-
     known = components or load_components()
-    source = source_of(config, announce, known)
+    return _made_and_loaded(config, source_of(config, announce, known), announce, known)
+
+
+def _made_and_loaded(
+    config: TargetConfig, source: Source, announce: Announce, known: Components
+) -> Any:
+    """Load the target of a source; train it first if need be."""
     if source == config.name:
         with near_names_said(config.name, known):
-            return load_target(config, announce)
-    made = isinstance(source, PretrainingConfig)
+            return _load(config, source, announce)
+    again = ""
     if isinstance(source, PretrainingConfig):
         folder = target_folder(config.name, source)
         ensure_pretrained(config.name, source, folder, announce)
-        source = str(folder)
-    loaded = dataclasses.replace(config, name=source, pretraining=None)
+        source, again = str(folder), f" (made here; anew where {folder} is removed)"
     try:
-        target = load_target(loaded, announce)
+        return _load(config, source, announce)
     except FalconLabError as error:
-        again = f" (made here; anew where {source} is removed)" if made else ""
         raise FalconLabError(f"target {config.name}{again}: {error}") from error
+
+
+def _load(config: TargetConfig, place: str, announce: Announce) -> Any:
+    """Load the model of a place, under the name of the configuration."""
+    from falcon_lab.model.loading import load_target
+
+    target = load_target(dataclasses.replace(config, name=place, pretraining=None), announce)
     target.name = config.name
     return target
 
@@ -201,33 +210,34 @@ class TargetAhead:
 def target_ahead(
     config: TargetConfig, announce: Announce = log.info, components: Components | None = None
 ) -> TargetAhead:
-    """Load the target, or a stand-in for one that is still to be trained.
-
-    Args:
-        config: of the target.
-        announce: is called with one line for the user.
-        components: the registry; None loads what is installed.
+    """Load the target as ``ensure_target``, or a stand-in for one that is still to be trained.
 
     Raises:
         FalconLabError: it cannot be loaded, or could not be trained.
     """
-    from falcon_lab.model.loading import load_target, resolve_device
+    from falcon_lab.model.loading import resolve_device
 
     resolve_device(config.device)
-    source = source_of(config, announce, components)
-    if isinstance(source, str) or is_finished(target_folder(config.name, source)):
-        return TargetAhead(ensure_target(config, announce, components), stands_in=False)
-    check_place(target_folder(config.name, source), folder=True)
+    known = components or load_components()
+    source = source_of(config, announce, known)
+    if isinstance(source, PretrainingConfig):
+        folder = target_folder(config.name, source)
+        if not is_finished(folder):
+            check_place(folder, folder=True)
+            return TargetAhead(_stand_in(config, source, announce), stands_in=True)
+    return TargetAhead(_made_and_loaded(config, source, announce, known), stands_in=False)
+
+
+def _stand_in(config: TargetConfig, recipe: PretrainingConfig, announce: Announce) -> Any:
+    """Return an untrained target of a recipe's shape."""
     from safetensors import SafetensorError
 
     from falcon_lab.pretraining.training import save_stand_in
 
     with TemporaryDirectory(prefix="falcon-lab-") as place:
         with about(place, also=(SafetensorError,)):
-            save_stand_in(source, Path(place))
-        target = load_target(dataclasses.replace(config, name=place, pretraining=None), announce)
-    target.name = config.name
-    return TargetAhead(target, stands_in=True)
+            save_stand_in(recipe, Path(place))
+        return _load(config, place, announce)
 
 
 def ensure_pretrained(
