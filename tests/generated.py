@@ -40,18 +40,16 @@ def modules(kind: str) -> tuple[ModuleType, ModuleType]:
 
 def main(into: Path) -> int:
     """Lint and type all of them, and return 1 if anything was found in any."""
-    folders = [str(folder) for folder in write_all(into).values()]
+    folders = write_all(into).values()
     ruff = [sys.executable, "-m", "ruff"]
-    failed = False
     style = ["--isolated", "--no-cache", "--line-length=100"]
-    for folder in folders:
-        for command in (
-            [*ruff, "check", *style, f"--select={RULES}", "--ignore=ANN401,RUF001,RUF002", "."],
-            [*ruff, "format", "--check", *style, "."],
-            [sys.executable, "-m", "mypy", "--strict", "--cache-dir=../mypy", "src"],
-        ):
-            failed |= subprocess.run(command, cwd=folder, check=False).returncode != 0
-    return int(failed)
+    check = [*ruff, "check", *style, f"--select={RULES}", "--ignore=ANN401,RUF001,RUF002", "."]
+    form = [*ruff, "format", "--check", *style, "."]
+    jobs = [(command, folder) for folder in folders for command in (check, form)]
+    sources = [str(folder / "src") for folder in folders]
+    jobs.append(([sys.executable, "-m", "mypy", "--strict", "--cache-dir=mypy", *sources], into))
+    found = [subprocess.run(job, cwd=place, check=False).returncode for job, place in jobs]
+    return int(any(found))
 
 
 if __name__ == "__main__":
