@@ -8,27 +8,11 @@ import pytest
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.culprits import blame
+from hostile_plug_ins import DRAFTER, hook
 from installing import Site
 from running import invoke
 from saved_models import save_models
 
-HEAD = """
-from falcon_lab import hookimpl
-
-class Head:
-    block = 1
-    needs = frozenset()
-    def __init__(self, config, context): pass
-    def reset(self, first): pass
-    def observe(self, observation): pass
-    def draft(self, frontier):
-        {body}
-
-@hookimpl
-def register_components(register):
-    register.drafter("other", "builtins:print")
-    register.drafter("head", "falcon_lab_theirs:Head")
-"""
 WHOSE = "drafter 'head' of falcon-lab-theirs 0.1"
 
 
@@ -39,9 +23,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return save_models(tmp_path_factory.mktemp("models")) / "target"
 
 
+def theirs(body: str) -> str:
+    """A module with a drafter ``head``, which does something when it drafts, and another one."""
+    return hook(
+        "register.drafter('other', 'builtins:print')\n"
+        "    register.drafter('head', 'falcon_lab_theirs:Head')",
+        DRAFTER.replace("frontier): pass", f"frontier):\n        {body}"),
+    )
+
+
 def drafting(site: Site, target: Path, body: str) -> tuple[int, str, BaseException | None]:
     """Exit code, stderr and exception of a command whose drafter does something."""
-    site.install("falcon-lab-theirs", HEAD.format(body=body))
+    site.install("falcon-lab-theirs", theirs(body))
     done = invoke("generate", "--target", target, "--prompt", "a", "drafter.name=head")
     return done.exit_code, done.stderr, done.exception
 
@@ -85,7 +78,7 @@ def test_leaving_and_refusing_are_no_bugs_and_no_success(
 
 
 def test_an_error_that_no_plug_in_took_part_in_is_nobodys(site: Site) -> None:
-    site.install("falcon-lab-theirs", HEAD.format(body="pass"))
+    site.install("falcon-lab-theirs", theirs("pass"))
     with pytest.raises(ZeroDivisionError) as caught:
         _ = 1 / 0
     assert blame(caught.value) is None
