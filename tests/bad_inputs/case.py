@@ -138,6 +138,9 @@ def _contents(folder: Path, root: Path) -> Iterator[tuple[str, str]]:
             yield name, f"{len(content)} bytes, {hashlib.sha256(content).hexdigest()[:16]}"
 
 
+NESTED = "[" * 100_000 + "]" * 100_000
+"""Lists within lists."""
+
 # --- what is done to the prepared folder ----------------------------------------------------------
 
 

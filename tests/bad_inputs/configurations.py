@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from bad_inputs.case import BadInput, write
+from bad_inputs.case import NESTED, BadInput, write
 from bad_inputs.prepared import COMPARISON, EXPERIMENT
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 9)}]\n" for depth in range(1, 9)
 )
-DEEP = 100_000
-
 FILES = [
     ("a list", "- a list\n", "bad.yaml", "mapping"),
     ("a text alone", "experiment", "bad.yaml", "mapping"),
@@ -33,7 +31,7 @@ FILES = [
     ("JSON cut short", '{"name": "tiny", "seed"', "bad.yaml:1", "YAML"),
     ("a program", "#!/bin/sh\necho hello; exit\n", "bad.yaml", "mapping"),
     ("a page of the web", "<!DOCTYPE html>\n<html></html>\n", "bad.yaml", "mapping"),
-    ("a nesting of 100,000", "name: " + "[" * DEEP + "]" * DEEP + "\n", "bad.yaml", "deep"),
+    ("a nesting of 100,000", "name: " + NESTED + "\n", "bad.yaml", "deep"),
     ("a merge key of a text", "<<: tiny\nname: a\n", "bad.yaml:1", "YAML"),
     ("an integer as a key", "1: 2\n", "bad.yaml:1", "unknown key"),
     ("a list as a key", "? [a, b]\n: 2\n", "bad.yaml:1", "key"),

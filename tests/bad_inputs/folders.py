@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bad_inputs.case import (
+    NESTED,
     BadInput,
     Change,
     all_of,
@@ -19,7 +20,6 @@ from bad_inputs.case import (
 
 DRAFT = "generate --prompt 'a b' --drafter shared"
 CONFIG, WEIGHTS = "shared/config.json", "shared/model.safetensors"
-DEEP = 100_000
 
 
 def copy(source: str, path: str) -> Change:
@@ -50,8 +50,8 @@ DRAFTERS = [
     ("a NUL in config.json", write(CONFIG, b"{\0}"), CONFIG, "save"),
     ("a config.json in UTF-16", write(CONFIG, "{}".encode("utf-16")), CONFIG, "save"),
     ("NaN in config.json", write(CONFIG, '{"format": NaN}'), CONFIG, "save"),
-    ("a deep config.json", write(CONFIG, "[" * DEEP + "]" * DEEP), CONFIG, "save"),
-    ("a deep value", write(CONFIG, '{"drafter":' * DEEP + "1" + "}" * DEEP), CONFIG, "save"),
+    ("a deep config.json", write(CONFIG, NESTED), CONFIG, "save"),
+    ("a deep value", write(CONFIG, '{"drafter":' * 100_000 + "1" + "}" * 100_000), CONFIG, "save"),
     ("half a character", write(CONFIG, r'{"format": 1, "target": "\ud83d"}'), CONFIG, "save"),
     ("another format", edit(CONFIG, "format", 99), CONFIG, "falcon-lab"),
     ("a format that is text", edit(CONFIG, "format", "1"), "format", "save"),
@@ -128,7 +128,7 @@ RUNS = [
     ("facts that are a list", AGAIN, write(FACTS, "[]"), FACTS, "beside it"),
     ("facts that are null", AGAIN, write(FACTS, "null"), FACTS, "beside it"),
     ("facts that are no UTF-8", AGAIN, write(FACTS, b"\xff{}"), FACTS, "beside it"),
-    ("facts that are deep", AGAIN, write(FACTS, "[" * DEEP + "]" * DEEP), FACTS, "beside it"),
+    ("facts that are deep", AGAIN, write(FACTS, NESTED), FACTS, "beside it"),
     ("facts that are a folder", AGAIN, folder_at(FACTS), FACTS, "choose another"),
     ("facts of another run", AGAIN, edit(FACTS, "seed", 5), "seed=5", "out=FOLDER"),
     ("no facts, another seed", f"{AGAIN} seed=5", remove(FACTS), "seed", "out="),
@@ -189,7 +189,7 @@ RUNS = [
     ("results that are a list", REPORT, write(RESULTS, "[]"), RESULTS, "evaluate"),
     ("results without anything", REPORT, write(RESULTS, "{}"), RESULTS, "evaluate"),
     ("results of another version", REPORT, edit(RESULTS, "schema", 7), "schema", "evaluate"),
-    ("results that are deep", REPORT, write(RESULTS, "[" * DEEP + "]" * DEEP), RESULTS, "evaluate"),
+    ("results that are deep", REPORT, write(RESULTS, NESTED), RESULTS, "evaluate"),
     ("results that are a folder", REPORT, folder_at(RESULTS), RESULTS, "folder stands"),
     *(
         (f"results without {key}", REPORT, edit(RESULTS, key, gone=True), key, "evaluate")

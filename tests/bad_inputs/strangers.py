@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bad_inputs.case import (
+    NESTED,
     BadInput,
     all_of,
     cut,
@@ -13,8 +14,6 @@ from bad_inputs.case import (
     write,
     write_over,
 )
-
-DEEP = 100_000
 
 ASK = "generate --target target --prompt 'a b'"
 SETTINGS, WEIGHTS = "target/config.json", "target/model.safetensors"
@@ -27,7 +26,7 @@ TARGETS = [
     ("settings that are a list", write(SETTINGS, "[]"), "config.json", "save it again"),
     ("settings without anything", write(SETTINGS, "{}"), "target", "model_type"),
     ("settings that are a folder", folder_at(SETTINGS), "target", "save it again"),
-    ("settings that are deep", write(SETTINGS, "[" * DEEP + "]" * DEEP), "target", "JSON"),
+    ("settings that are deep", write(SETTINGS, NESTED), "target", "JSON"),
     ("settings in UTF-16", write(SETTINGS, "{}".encode("utf-16")), "config.json", "JSON"),
     ("an unknown family", edit(SETTINGS, "model_type", "lama"), "target", "newer one"),
     ("a family that is a number", edit(SETTINGS, "model_type", 3), "target", "model"),
@@ -114,7 +113,7 @@ CHATS = [
     ("another encoding", '{"text": "café"}\n'.encode("latin-1"), "bad.jsonl:1", "UTF-8"),
     ("UTF-16", '{"text": "a"}\n'.encode("utf-16"), "bad.jsonl:1", "UTF-8"),
     ("half a character", '{"text": "a\\ud83d"}\n', "bad.jsonl:1", "half a character"),
-    ("a depth of 100,000", '{"text": ' + "[" * DEEP + "]" * DEEP + "}\n", "bad.jsonl:1", "mend"),
+    ("a depth of 100,000", '{"text": ' + NESTED + "}\n", "bad.jsonl:1", "mend"),
     ("two documents", '{"text": "a"}\n{"text": "b"}\n', "bad.jsonl", "at least 3"),
     ("NaN", '{"text": NaN}\n', "bad.jsonl:1", "mend the line"),
     ("an integer of 5,000 digits", '{"text": ' + "9" * 5000 + "}\n", "bad.jsonl:1", "mend"),
