@@ -190,7 +190,7 @@ class Components:
         usable, failures = [], list(self.failures)
         for component in self.components:
             try:
-                _examine(component)
+                _options(component)
                 usable.append(component)
             except FalconLabError as error:
                 reason = error.reason if isinstance(error, PluginError) else str(error)
@@ -347,20 +347,29 @@ def _nodes(config: type | None) -> dict[str, str]:
 
 
 def _options(component: Component) -> dict[str, Any]:
-    """Return every option with its default, ``"???"`` where one must be given."""
-    return {field.name: "???" for field in _fields(component)} | _defaults(component)
+    """Return every option with its default, ``"???"`` where one must be given.
+
+    Raises:
+        FalconLabError: a plug-in's cannot be made or shown.
+    """
+    with _code_of(component, "making the options of", slow=CTRL_C):
+        if component.config is not None and not component.built_in:
+            refuse_unusable(component.config)
+            _refuse_name(component, "")
+        shown = {field.name: "???" for field in _fields(component)} | _defaults(component)
+        json.dumps(shown, default=str)
+        return shown
 
 
 def _defaults(component: Component) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
-    with _code_of(component, "making the options of", slow=CTRL_C):
-        for field in _fields(component):
-            if field.default_factory is not dataclasses.MISSING:
-                value = field.default_factory()
-                nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
-                defaults[field.name] = dataclasses.asdict(value) if nested else value
-            elif field.default is not dataclasses.MISSING and field.default != "???":
-                defaults[field.name] = field.default
+    for field in _fields(component):
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+            nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            defaults[field.name] = dataclasses.asdict(value) if nested else value
+        elif field.default is not dataclasses.MISSING and field.default != "???":
+            defaults[field.name] = field.default
     return defaults
 
 
@@ -373,17 +382,3 @@ def _refuse_name(component: Component, key: str) -> None:
     if any(field.name == "name" for field in _fields(component)):
         problem = f"is the component's own key, and no option can be called so ({component.owner})"
         raise ConfigError(join(key, "name"), problem)
-
-
-def _examine(component: Component) -> None:
-    """See that the options of a plug-in's component can be made and shown.
-
-    Raises:
-        FalconLabError: they cannot.
-    """
-    if component.built_in or component.config is None:
-        return
-    with _code_of(component, "making the options of", slow=CTRL_C):
-        refuse_unusable(component.config)
-        _refuse_name(component, "")
-        json.dumps(_options(component), default=str)
