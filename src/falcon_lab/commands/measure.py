@@ -23,7 +23,6 @@ from falcon_lab.commands.arguments import (
 )
 from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_description
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import check_place
 from falcon_lab.studies.bench import HF_ASSISTED, METHODS
 
 TUNED_YAML, TUNED_JSON = "tuned.yaml", "tune.json"
@@ -82,8 +81,6 @@ def bench(
     from falcon_lab.studies.bench.report import format_batches, format_bench
     from falcon_lab.studies.bench.tracing import refuse_other_than_a_trace
 
-    for path in filter(None, (profile, into)):
-        check_place(path, folder=False)
     if into is not None:
         refuse_foreign(into)
     if profile is not None:
@@ -155,7 +152,6 @@ def tune(
 
     from falcon_lab.studies.tune.choosing import shipped_trees
 
-    check_place(into / TUNED_JSON, folder=False)
     rows = trees or shipped_trees(block if isinstance(block, int) else 1)
     experiment = bench_experiment(drafter, rows, overrides_of(options, overrides))
 

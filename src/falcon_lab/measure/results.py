@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.schema import HF_GENERATE, PLAIN
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import keep_former, write_atomically
+from falcon_lab.files import check_place, keep_former, write_atomically
 from falcon_lab.measure import metrics
 from falcon_lab.measure.records import Record
 from falcon_lab.measure.results_shape import Results
@@ -124,11 +124,12 @@ class AnyResults:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse to replace a file that holds no results.
+    """Refuse a place for results that cannot be written, or where a file holds none.
 
     Raises:
         FalconLabError: with what is wrong with it.
     """
+    check_place(path, folder=False)
     if path.exists():
         what = "results of falcon-lab, and would be replaced by some"
         read_json(path, AnyResults, what, "name another file, or move this one")

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import about, write_whole
+from falcon_lab.files import about, check_place, write_whole
 
 TOKENS = 16
 """New tokens of a traced generation: some rounds, in a file that a browser can open."""
@@ -50,11 +50,12 @@ def write_trace(path: Path, engines: Mapping[str, Any], generate: Callable[[Any]
 
 
 def refuse_other_than_a_trace(path: Path) -> None:
-    """Refuse to replace a file that holds no trace.
+    """Refuse a place for a trace that cannot be written, or where a file holds none.
 
     Raises:
-        FalconLabError: it is something else.
+        FalconLabError: with what is wrong with it.
     """
+    check_place(path, folder=False)
     with about(path, "read", also=(EOFError, zlib.error)):
         if not path.exists():
             return
