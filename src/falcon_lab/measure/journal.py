@@ -60,11 +60,12 @@ class Journal:
         self._answers: dict[tuple[int, str], dict[str, _Line]] = {}
         self._peaks: dict[str, int | None] = {}
         for line in read_lines(path):
-            if peak := fitting(line, _Peak):
+            if found := fitting(line, _Line):
+                if found.is_whole:
+                    at = (found.repeat, found.prompt)
+                    self._answers.setdefault(at, {})[found.method] = found
+            elif peak := fitting(line, _Peak):
                 self._peaks[peak.method] = peak.peak
-            elif (found := fitting(line, _Line)) and found.is_whole:
-                at = (found.repeat, found.prompt)
-                self._answers.setdefault(at, {})[found.method] = found
 
     @classmethod
     def open(cls, folder: Path, kind: str, facts: Mapping[str, Any]) -> Journal:
