@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.stored import read_json
@@ -42,6 +44,12 @@ def check_weights(folder: Path) -> int:
                 f"{path} is cut short or corrupt ({one_line(error)}); fetch or save it again"
             ) from error
     return numbers
+
+
+def lacking(report: Mapping[str, Any]) -> str:
+    """Return the first weights that transformers did not find for a model; empty where it did."""
+    missing = sorted(report["missing_keys"])
+    return ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
 
 
 def _weight_files(folder: Path) -> list[Path]:

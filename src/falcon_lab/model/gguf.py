@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 from falcon_lab.bars import Bar
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import about, cached, make_folder, make_once, write_atomically
+from falcon_lab.model.checkpoint import lacking
 from falcon_lab.model.gguf_header import GGUFHeader, TensorEntry, cut_off, read_header
 from falcon_lab.model.memory import check_room, gib
 from falcon_lab.stored import read_json
@@ -185,9 +185,8 @@ def _convert(header: GGUFHeader, folder: Path, check: Callable[[Any], None]) -> 
                 place, config=config, dtype=dtype, output_loading_info=True, **_unpacked(), **given
             ),
         )
-        if missing := sorted(report["missing_keys"]):
-            more = " and more" if len(missing) > 3 else ""
-            raise FalconLabError(f"{header.path}: lacks weights: {', '.join(missing[:3])}{more}")
+        if missing := lacking(report):
+            raise FalconLabError(f"{header.path}: lacks weights: {missing}")
         # transformers saves no model that it has from a GGUF file, but one of its own with the
         # same weights.
         _read(header, lambda: plain.load_state_dict(model.state_dict(), assign=True))
@@ -237,16 +236,16 @@ def _without_weights(config: Any, header: GGUFHeader) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    make = partial(AutoModelForCausalLM.from_config, copy.deepcopy(config))
     with torch.device("meta"):
-        model = make()
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
     weights = sum(weight.numel() for weight in model.parameters())
     if weights > 2 * header.elements:  # once more where the LM head is the embeddings
         raise FalconLabError(
             f"{header.path}: is damaged: it speaks of {weights} weights and has {header.elements}; "
             "fetch it again"
         )
-    check_room(config.get_text_config(decoder=True), make, f"{header.path} while it is converted")
+    what = f"{header.path} while it is converted"
+    check_room(config.get_text_config(decoder=True), lambda: model, what)
     return model
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Never
 
@@ -19,7 +19,7 @@ from falcon_lab.config.schema import DTYPES, TargetConfig
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import about
 from falcon_lab.model.attention.choosing import MERGING, loading_attention, use_backend
-from falcon_lab.model.checkpoint import check_weights
+from falcon_lab.model.checkpoint import check_weights, lacking
 from falcon_lab.model.families import WITH_STATE, layer_kinds
 from falcon_lab.model.gguf import converted
 from falcon_lab.model.gguf_header import is_gguf
@@ -252,10 +252,9 @@ def _read_model(config: TargetConfig, settings: Any, attention: str) -> Any:
     except Exception as error:  # as above
         _name_broken_file(config)
         _refuse(config, error)
-    if missing := sorted(report["missing_keys"]):
-        shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
+    if missing := lacking(report):
         raise FalconLabError(
-            f"target {config.name} lacks weights: {shown}; they are another model's than its "
+            f"target {config.name} lacks weights: {missing}; they are another model's than its "
             "config.json, or of the base model alone, without an LM head: fetch or save it again"
         )
     return model
@@ -271,7 +270,7 @@ def _check_room(config: TargetConfig, settings: Any, stored: int | None) -> None
     if getattr(settings, "quantization_config", None):
         return  # its weights are smaller than those of a fresh model
     dtype = {} if config.dtype == "auto" else {"dtype": getattr(torch, config.dtype)}
-    make = partial(AutoModelForCausalLM.from_config, settings, **dtype)
+    make = cache(partial(AutoModelForCausalLM.from_config, settings, **dtype))
     text, device = settings.get_text_config(decoder=True), resolve_device(config.device)
     for place in (None, device) if device.type == "cuda" else (None,):
         numbers = check_room(text, make, f"target {config.name}", device=place)
