@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from falcon_lab.config.schema import STAGES, Experiment
+from falcon_lab.environment import is_worker
 from falcon_lab.errors import FalconLabError
 from falcon_lab.run import Run
 
@@ -41,8 +42,7 @@ def run(
     Raises:
         FalconLabError: for whatever the user can mend; what was finished stays finished.
     """
-    ready = Run.at(experiment, announce=announce)
-    if ahead is None and not ready.is_worker:
+    if ahead is None and not is_worker():
         ahead = check(experiment, announce=announce)
     with Run.open(experiment, announce=announce) as current:
         current.ahead = ahead

@@ -167,14 +167,13 @@ def target_overrides(folder: Path) -> list[Override]:
     Raises:
         FalconLabError: one of the two files is damaged.
     """
-    saved = read_description(folder)
-    facts = folder.parent / FACTS
-    if facts.is_file():
-        known = {k: v for k, v in read_facts(facts).items() if k.startswith("target.")}
-        return plain_overrides({k: v for k, v in known.items() if v is not None}, str(facts))
-    known = {f"target.{key}": saved["target"].get(key) for key in ("name", "revision")}
-    named = {key: value for key, value in known.items() if value is not None}
-    return plain_overrides(named, str(folder / DESCRIPTION))
+    saved, source = read_description(folder), folder.parent / FACTS
+    if source.is_file():
+        known = {key: v for key, v in read_facts(source).items() if key.startswith("target.")}
+    else:
+        source = folder / DESCRIPTION
+        known = {f"target.{key}": saved["target"].get(key) for key in ("name", "revision")}
+    return plain_overrides({key: v for key, v in known.items() if v is not None}, str(source))
 
 
 def read_facts(path: Path) -> dict[str, Any]:
