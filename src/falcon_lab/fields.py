@@ -18,6 +18,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from io import StringIO
 from itertools import chain
 from math import inf, isfinite
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, first_line, join
@@ -345,11 +346,20 @@ def refuse_unusable(cls: type[Any], key: str = "") -> None:
         ConfigError: at ``key``, with what its annotations or defaults provoke.
     """
     try:
-        OmegaConf.structured(cls)
+        _defaults(cast(Any, cls))
     except Exception as error:  # whatever a plug-in's annotations may provoke
         theirs = "" if isinstance(error, OmegaConfBaseException) else f"{type(error).__name__}: "
         problem = f"the options {cls.__qualname__} cannot be used: {theirs}{first_line(error)}"
         raise ConfigError(key, problem) from error
+
+
+@cache
+def _defaults(cls: type[Any]) -> DictConfig:
+    """Return a dataclass as OmegaConf reads it, which takes longer than all that is done with it.
+
+    What is returned is shared; merging copies it.
+    """
+    return cast(DictConfig, OmegaConf.structured(cls))
 
 
 def shape(value: Any, hint: Any, key: str) -> Any:
@@ -429,7 +439,7 @@ def _mandatory(field: dataclasses.Field[Any]) -> bool:
 def _built(cls: type[T], shaped: Mapping[str, Any], key: str) -> T:
     """Return the instance, with OmegaConf's defaults, types and interpolations."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), shaped)
+        merged = OmegaConf.merge(_defaults(cast(Any, cls)), shaped)
         plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise _config_error(error, key) from None
