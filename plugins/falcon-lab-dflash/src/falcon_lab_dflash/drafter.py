@@ -35,7 +35,7 @@ from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
-from falcon_lab_dflash.layers import DraftModel, Shape
+from falcon_lab_dflash.layers import DraftModel, draft_sizes
 from falcon_lab_dflash.passes import BlockForward, repeated
 
 MOST_TAPS = 5
@@ -60,7 +60,7 @@ class DFlashDrafter(TrainableDrafter):
         self.block = config.block
         self.host: Any = context.host
         self.taps = tuple(config.taps) or spread(self.host.config.num_hidden_layers)
-        shape = Shape.like(self.host.config)
+        shape = draft_sizes(self.host.config)
         self.model = DraftModel(shape, config.layers, len(self.taps))
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
         self._anchors = config.anchors

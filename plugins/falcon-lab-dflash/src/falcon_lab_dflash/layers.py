@@ -18,28 +18,10 @@ BASE = 10_000.0
 """Base of the rotary frequencies."""
 
 
-class Shape(NamedTuple):
-    """Hold the sizes of a draft layer.
-
-    Attributes:
-        hidden: H.
-        inner: width of the MLP.
-        heads: N.
-        groups: G.
-        head: D.
-    """
-
-    hidden: int
-    inner: int
-    heads: int
-    groups: int
-    head: int
-
-    @classmethod
-    def like(cls, config: Any) -> Shape:
-        """Return the sizes of a target's own layers, by its Hugging Face configuration."""
-        hidden, inner, heads, groups, head = LayerSizes.of(config)
-        return cls(hidden, inner, heads, groups, head + head % 2)  # rotation takes pairs
+def draft_sizes(config: Any) -> LayerSizes:
+    """Return the sizes of a target's own layers, by its Hugging Face configuration."""
+    sizes = LayerSizes.of(config)
+    return sizes._replace(head=sizes.head + sizes.head % 2)  # rotation takes pairs
 
 
 class Rotation(NamedTuple):
@@ -65,7 +47,7 @@ class Rotation(NamedTuple):
 class DraftLayer(nn.Module):
     """Attend to context and block, then apply an MLP, each with a norm and a residual."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LayerSizes) -> None:
         super().__init__()
         self.shape = shape
         hidden, inner = shape.hidden, shape.inner
@@ -134,7 +116,7 @@ class DraftModel(nn.Module):
         taps: L.
     """
 
-    def __init__(self, shape: Shape, layers: int, taps: int) -> None:
+    def __init__(self, shape: LayerSizes, layers: int, taps: int) -> None:
         super().__init__()
         self.shape = shape
         self.fuse = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
