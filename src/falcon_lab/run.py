@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.load import dump, to_plain
-from falcon_lab.config.saved import CONFIGURATION, FACTS, read_facts, run_experiment
+from falcon_lab.config.saved import CONFIGURATION, DESCRIPTION, FACTS, read_facts, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.environment import is_worker, wandb_mode, wandb_run, world_size
 from falcon_lab.errors import FalconLabError
@@ -169,7 +169,7 @@ class Run:
     @property
     def training_done(self) -> bool:
         """Return whether the drafter of this configuration is finished."""
-        return (self.drafter_folder / "config.json").exists()
+        return (self.drafter_folder / DESCRIPTION).exists()
 
     def check_claim(self) -> None:
         """See that this run may have the folder, which is not touched.

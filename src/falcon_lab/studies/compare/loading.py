@@ -31,7 +31,7 @@ from falcon_lab.config.overrides import (
     parse_overrides,
     plain_overrides,
 )
-from falcon_lab.config.saved import CONFIGURATION, run_experiment
+from falcon_lab.config.saved import CONFIGURATION, DESCRIPTION, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import read_yaml, resolve
@@ -359,7 +359,7 @@ def _finished_run(folder: Path, components: Components) -> Experiment:
             f"{folder}: no run's folder ({CONFIGURATION} is missing); name runs, or a YAML with "
             "heads"
         )
-    if not (folder / "drafter" / "config.json").exists():
+    if not (folder / "drafter" / DESCRIPTION).exists():
         raise FalconLabError(f"{folder}: its drafter is not trained yet; finish that run first")
     return run_experiment(folder, ["seeds=[]"], components=components)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import sqrt
 from pathlib import Path
 
+from falcon_lab.config.saved import DESCRIPTION
 from falcon_lab.config.schema import PLAIN, Experiment, Node, any_path, any_temperature
 from falcon_lab.errors import ConfigError, did_you_mean
 from falcon_lab.fields import Name, each_once, named, ranged
@@ -203,7 +204,7 @@ class Head:
 
     def trained(self, seed: int) -> bool:
         """Whether there is nothing to train any more."""
-        return not self.trains or (self.folders[seed] / "config.json").exists()
+        return not self.trains or (self.folders[seed] / DESCRIPTION).exists()
 
 
 @dataclass(frozen=True)
