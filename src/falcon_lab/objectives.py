@@ -17,11 +17,12 @@ from torch.nn import functional
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
+from falcon_lab.interfaces.vocabulary import OUTSIDE
 
 if TYPE_CHECKING:
     from falcon_lab.plugins.builtins import FalconObjectiveConfig
 
-NO_LABEL = -100
+NO_LABEL = OUTSIDE
 """Label of a row without one."""
 FLOOR = 1e-8
 """Added to the drafter's probabilities in the tempered form, as upstream does."""
@@ -73,10 +74,10 @@ class FalconObjective(Objective):
         else:
             labels = rows.tokens.new_full(rows.tokens.shape, NO_LABEL)
         if self.config.soft and self.config.soft_form == "kl":
-            terms["soft"], terms["hard"] = soft_and_hard(student, teacher, labels)
-            return terms
+            soft, terms["hard"] = soft_and_hard(student, teacher, labels)
+            return {**terms, "soft": rows.term(soft)}
         if self.config.soft:
-            terms["soft"] = self._tempered(student, teacher)
+            terms["soft"] = rows.term(self._tempered(student, teacher))
         if self.config.hard:
             terms["hard"] = functional.cross_entropy(
                 student, labels, reduction="none", ignore_index=NO_LABEL
@@ -94,14 +95,14 @@ class FalconObjective(Objective):
         if self.config.hard_label == "data":
             return rows.tokens
         if self.config.hard_label == "argmax":
-            return rows.teacher_logits.argmax(-1)
+            return rows.label(rows.teacher_logits.argmax(-1))
         # By the inverse of the distribution function, so that the generator's device is free.
         total = rows.teacher_logits.double().softmax(-1).cumsum(-1)
         point = torch.rand(
             total.shape[0], 1, generator=rows.generator, device=rows.generator.device
         )
         drawn = torch.searchsorted(total, point.to(total) * total[:, -1:], right=True).squeeze(-1)
-        return drawn.clamp_max(total.shape[-1] - 1)
+        return rows.label(drawn.clamp_max(total.shape[-1] - 1))
 
 
 def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The data stage: from the ``data`` section of an experiment to packed batches.
 
-Shapes: N sequences, T tokens of a sequence.
+Shapes: N sequences, T tokens of a sequence, V vocabulary of the target.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import LightningDataModule
+from torch import Tensor
 
 from falcon_lab.bars import Bar
 from falcon_lab.config.schema import DataConfig
@@ -268,6 +270,12 @@ class FalconDataModule(LightningDataModule):
                 self._features[split] = build_store(
                     plan, sequences, target, batch_size=self.config.batch_size
                 )
+
+    def token_counts(self) -> Tensor:
+        """Count each token in the training answers: what the loss masks have, ``[V]`` long."""
+        sequences = self.train_sequences
+        answers = sequences.tokens[sequences.loss_mask].long()
+        return torch.bincount(answers, minlength=self.vocab_size or 0)
 
     def batches(self) -> Batches:
         """Return all training batches, by number."""

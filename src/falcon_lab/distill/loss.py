@@ -9,7 +9,8 @@ respect to the drafter's outputs can be computed together, as fused kernels of c
 step has one multiplication left to do.
 
 Shapes: B sequences, T tokens, P positions with a label, R' rows that count, n rows of a chunk,
-L tapped layers, H hidden, V vocabulary.
+L tapped layers, H hidden, V vocabulary, C columns of the student's logits (V, or the draft
+vocabulary's).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.rows import StudentRows, labelled_positions
-from falcon_lab.interfaces import LabelledRows, Objective
+from falcon_lab.interfaces import DraftVocabulary, LabelledRows, Objective
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -49,6 +50,9 @@ class Teacher:
         features: ``[B, T, H]`` of the batch.
         chunk: rows of logits at a time.
         taps: ``[B, T, L, H]`` of a target that is tapped.
+        vocabulary: the tokens that the drafter may propose; None: all.
+        wide: rows of V logits at a time; None: ``chunk``.
+        mass: whether the probability of those tokens is needed too.
     """
 
     def __init__(
@@ -58,12 +62,18 @@ class Teacher:
         features: Tensor,
         chunk: int,
         taps: Tensor | None = None,
+        vocabulary: DraftVocabulary | None = None,
+        *,
+        wide: int | None = None,
+        mass: bool = False,
     ) -> None:
         self.target, self.batch, self.features, self.chunk = target, batch, features, chunk
-        self.taps = taps
+        self.taps, self.vocabulary = taps, vocabulary
+        self._wide, self._wants_mass = wide or chunk, mass and vocabulary is not None
         self._flat = features.flatten(0, 1)
         self._argmax: Tensor | None = None
-        self._logits: Tensor | None = None  # [P, V], kept where one chunk holds all of them
+        self._mass: Tensor | None = None  # [B * T]
+        self._logits: Tensor | None = None  # [P, C], kept where one chunk holds all of them
         self._row: Tensor | None = None  # [B * T], position -> its row of them
 
     @torch.no_grad()
@@ -76,46 +86,74 @@ class Teacher:
             labelled = labelled_positions(self.batch).flatten()
             positions = labelled.nonzero().squeeze(1)
             self._argmax = torch.zeros_like(labelled, dtype=torch.long)
-            for part in positions.split(self.chunk):
-                logits = self._head(self._flat[part])
+            self._mass = torch.ones_like(labelled, dtype=torch.float) if self._wants_mass else None
+            kept = []
+            for part in positions.split(self._wide):
+                logits = self._head(self._flat[part], self.target)
                 self._argmax[part] = logits.argmax(-1)
-                if len(part) == len(positions):
-                    self._logits, self._row = logits, labelled.cumsum(0) - 1
+                if self.vocabulary is None:
+                    narrow = logits
+                elif self._mass is not None or len(positions) <= self.chunk:
+                    narrow = logits[:, self.vocabulary.ids]
+                if self._mass is not None:
+                    of_all = logits.float().logsumexp(-1)
+                    self._mass[part] = (narrow.float().logsumexp(-1) - of_all).exp()
+                if len(positions) <= self.chunk:
+                    kept.append(narrow)
+            if kept:
+                self._logits, self._row = torch.cat(kept), labelled.cumsum(0) - 1
         return self._argmax
 
     @torch.no_grad()
     def logits(self, positions: Tensor) -> Tensor:
-        """Return ``[n, V]`` at ``[n]`` ascending positions; equal ones are computed once."""
+        """Return ``[n, C]`` at ``[n]`` ascending positions; equal ones are computed once."""
         if self._logits is not None and self._row is not None:
             return self._logits[self._row[positions]]
         different, row = torch.unique_consecutive(positions, return_inverse=True)
-        logits = self._head(self._flat[different])
+        logits = self._head(self._flat[different], self._words)
         return logits if len(different) == len(positions) else logits[row]
 
-    def _head(self, features: Tensor) -> Tensor:
+    @property
+    def _words(self) -> Target | DraftVocabulary:
+        """Return what has the LM head of the student's columns."""
+        return self.vocabulary or self.target
+
+    def _head(self, features: Tensor, words: Target | DraftVocabulary) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
-            return self.target.head(features.to(self.target.dtype))
+            return words.head(features.to(self.target.dtype))
 
     def student_logits(self, rows: StudentRows) -> Tensor:
-        """Return ``[n, V]``: the drafter's logits, by its own head or the target's."""
+        """Return ``[n, C]``: the drafter's logits, by its own head or the target's."""
         if rows.logits is not None:
             return rows.logits
         read = rows.features if rows.hidden is None else rows.hidden
         assert read is not None, "a drafter predicts features or logits"
         if rows.head is not None:
             return rows.head(read, rows.slot)
-        return self.target.head(read.to(self.target.dtype))
+        return self._words.head(read.to(self.target.dtype))
+
+    def student_tokens(self, rows: StudentRows) -> Tensor:
+        """Return ``[n]`` long: the drafter's most likely tokens."""
+        columns = self.student_logits(rows).argmax(-1)
+        return columns if self.vocabulary is None else self.vocabulary.tokens(columns)
 
     def compare(self, rows: StudentRows, generator: torch.Generator) -> LabelledRows:
         """Return what an objective may read; ``generator`` is for labels that are drawn."""
+        tokens, known, mass = rows.tokens, None, None
+        if self.vocabulary is not None:
+            tokens = self.vocabulary.columns(tokens)
+            known = self.vocabulary.columns(self.argmax()[rows.positions]) >= 0
+            mass = None if self._mass is None else self._mass[rows.positions]
         return LabelledRows(
             rows.features,
             self.student_logits(rows),
             self._flat[rows.positions],
             self.logits(rows.positions),
-            rows.tokens,
+            tokens,
             generator,
             rows.slot,
+            known,
+            mass,
         )
 
 

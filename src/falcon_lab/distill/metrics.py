@@ -92,12 +92,14 @@ def blocks_of(
 
 def agreement(rows: LabelledRows) -> Tensor:
     """Return ``[R']`` bool: whether the drafter's most likely token is the target's."""
-    return rows.student_logits.argmax(-1) == rows.teacher_logits.argmax(-1)
+    return rows.student_logits.argmax(-1) == rows.label(rows.teacher_logits.argmax(-1))
 
 
 def overlap(rows: LabelledRows) -> Tensor:
     """Return ``[R']``: 1 - TV(p, q), the probability that sampling accepts a token of q."""
     p, q = rows.teacher_logits.float().softmax(-1), rows.student_logits.float().softmax(-1)
+    if rows.mass is not None:
+        p = p * rows.mass.unsqueeze(-1)
     return torch.minimum(p, q).sum(-1)
 
 

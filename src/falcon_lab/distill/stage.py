@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def train_drafter(
     Raises:
         FalconLabError: the drafter has no weights to train, or the training diverged.
     """
-    module, callbacks = training_of(experiment, target, components)
+    module, callbacks = training_of(experiment, target, components, data.token_counts)
     if epoch_batches(experiment.trainer) is None:  # now that the data are known
         check_arguments(
             experiment.trainer,
@@ -110,10 +110,16 @@ def check_training(
 
 
 def training_of(
-    experiment: Experiment, target: Target, components: Components
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    token_counts: Callable[[], Tensor] | None = None,
 ) -> tuple[Distillation, list[Callback]]:
-    """Assemble what is trained, and the callbacks that the experiment asks for."""
-    drafter = build_drafter(experiment, target, components)
+    """Assemble what is trained, and the callbacks that the experiment asks for.
+
+    ``token_counts`` of the data choose a draft vocabulary; None where there are no data yet.
+    """
+    drafter = build_drafter(experiment, target, components, token_counts)
     context = BuildContext.of(target, drafter)
     module = Distillation(
         target,
@@ -131,12 +137,21 @@ def training_of(
     return module, callbacks
 
 
-def build_drafter(experiment: Experiment, target: Target, components: Components) -> Any:
-    """Build a fresh drafter whose weights depend on the experiment's seed alone."""
+def build_drafter(
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    token_counts: Callable[[], Tensor] | None = None,
+) -> Any:
+    """Build a fresh drafter whose weights depend on the experiment's seed alone.
+
+    Its draft vocabulary, if it has one, depends on the data too.
+    """
     node = experiment.drafter
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(experiment.seed, "weights"))
-        drafter = components.build("drafter", node, BuildContext(host=target))
+        context = BuildContext(host=target, token_counts=token_counts)
+        drafter = components.build("drafter", node, context)
     if not is_trainable(drafter):
         raise FalconLabError(
             f"drafter.name is {node['name']}, which has nothing to train; name a trainable one, "

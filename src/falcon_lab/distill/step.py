@@ -149,7 +149,7 @@ class DistillationStep:
             number: of the batch, which seeds the block phases.
             tally: of the validation.
         """
-        teacher = self.teacher_pass()
+        teacher = self.teacher_pass(mass=True)
         inputs = self.inputs(self.batch, teacher.features, teacher.taps, 0.0)
         prediction = self.drafter(replace(inputs, generator=generator_for("validation", number)))
         labels = label_rows(self.batch, prediction)
@@ -168,15 +168,23 @@ class DistillationStep:
 
     # --- the teacher ------------------------------------------------------------------------
 
-    def teacher_pass(self) -> Teacher:
-        """Run the target in its own precision, or take its features from the feature store."""
+    def teacher_pass(self, *, mass: bool = False) -> Teacher:
+        """Run the target in its own precision, or take its features from the feature store.
+
+        Args:
+            mass: the loss is to know how likely the tokens of a draft vocabulary are in all.
+        """
         batch, features, taps = self.batch, self.batch.features, None
         if features is None:
             features, taps = self._read(batch)
         elif self.target.taps:
             raise FalconLabError(NOT_STORED)
-        chunk = self.chunk or rows_per_chunk(self.target.vocab_size, self.config.logits_mib)
-        return Teacher(self.target, batch, features, chunk, taps)
+        vocabulary = self.drafter.vocabulary
+        wide, chunk = (
+            self.chunk or rows_per_chunk(words.vocab_size, self.config.logits_mib)
+            for words in (self.target, vocabulary or self.target)
+        )
+        return Teacher(self.target, batch, features, chunk, taps, vocabulary, wide=wide, mass=mass)
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         packed = batch.tokens, batch.documents, batch.positions
@@ -234,7 +242,7 @@ class DistillationStep:
         """Return where a drafter pass is wrong, and ``[B, R]`` long, the target's tokens."""
         rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
         chunks = rows.chunks(teacher.chunk)
-        drafted = torch.cat([teacher.student_logits(chunk).argmax(-1) for chunk in chunks])
+        drafted = torch.cat([teacher.student_tokens(chunk) for chunk in chunks])
         right, wrong = torch.zeros_like(labels.tokens), torch.zeros_like(labels.valid)
         right[rows.index] = teacher.argmax()[rows.positions]
         wrong[rows.index] = drafted != right[rows.index]

@@ -30,6 +30,7 @@ from falcon_lab.interfaces import (
     DrafterHost,
     DrafterInputs,
     DraftOutput,
+    DraftVocabulary,
     Frontier,
     Observation,
     PassCompiler,
@@ -64,8 +65,17 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         block: int = 1,
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        super().__init__(host, fuse, backbone, block=block, aligned=aligned, offsets=offsets)
+        super().__init__(
+            host,
+            fuse,
+            backbone,
+            block=block,
+            aligned=aligned,
+            offsets=offsets,
+            vocabulary=vocabulary,
+        )
         self._draft_through(EagerPass)
 
     def _draft_through(self, make: PassMaker) -> None:

@@ -14,7 +14,8 @@ full masks cost what one sequence need not pay, so a sequence with a pass of its
 or one with a prompt to read) goes through ``HeadForward`` with slices in their place.
 
 Shapes: B sequences, R of a pass, L committed tokens of a sequence, F frontier blocks, P cached
-blocks of a round, k block, C channels of a fused token, M LSTM layers, H hidden, V vocabulary.
+blocks of a round, k block, C channels of a fused token, M LSTM layers, H hidden, V vocabulary (the
+head's own, where it has one).
 """
 
 from __future__ import annotations
@@ -114,14 +115,14 @@ class Drafting:
         else:
             hidden, logits = self._shared_branches(numbers, chosen, self._last)
         if len(numbers) == 1:
-            return {numbers[0]: DraftOutput(logits, hidden, all_proposed=True)}
+            return {numbers[0]: self._output(logits, hidden)}
         counts = [frontier.parents.shape[0] for frontier in chosen]
-        return {
-            number: DraftOutput(of_one, features, all_proposed=True)
-            for number, of_one, features in zip(
-                numbers, logits.split(counts), hidden.split(counts), strict=True
-            )
-        }
+        parts = zip(logits.split(counts), hidden.split(counts), strict=True)
+        return {number: self._output(*part) for number, part in zip(numbers, parts, strict=True)}
+
+    def _output(self, logits: Tensor, hidden: Tensor) -> DraftOutput:
+        words = self._head.draft_vocabulary
+        return DraftOutput(logits, hidden, all_proposed=True, vocabulary=words)
 
     # --- the first pass of a round ------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The layers of a head on the target's features, which its training and its drafting go through.
 
 Shapes: B batch, R prediction rows, k block, C channels of a joined row, L tapped layers, H hidden,
-V vocabulary.
+V vocabulary of the target, n of the head's logits: V, or fewer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import DrafterHost, Prediction
+from falcon_lab.interfaces import DrafterHost, DraftVocabulary, Prediction
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.torch_compile import Compiled, Compiler
 
@@ -40,6 +40,7 @@ class HeadLayers(nn.Module):
             blocks sit at multiples of k.
         offsets: ``[k, H]``, for a head whose k predictions are all asked from the newest row, each
             by a query of its own; None: the last k rows predict.
+        draft_vocabulary: the tokens that its logits are about; None: all of the target's.
 
     Args:
         host: the frozen target.
@@ -48,6 +49,7 @@ class HeadLayers(nn.Module):
         block: k.
         aligned: see above.
         offsets: see above.
+        vocabulary: ``draft_vocabulary``.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class HeadLayers(nn.Module):
         block: int = 1,
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         super().__init__()
         self.block = block
@@ -67,6 +70,7 @@ class HeadLayers(nn.Module):
         self.fuse = fuse
         self.backbone = backbone
         self.offsets = offsets
+        self.draft_vocabulary = vocabulary
         self._compiled: Compiled | None = None
 
     def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
@@ -87,8 +91,9 @@ class HeadLayers(nn.Module):
         return torch.cat([embedded, features.to(embedded.dtype)], dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Turn the blocks' outputs, ``[..., H]``, into ``[..., V]`` by the target's LM head."""
-        logits: Tensor = self.host.head(hidden.to(self.host.dtype))
+        """Turn the blocks' outputs, ``[..., H]``, into ``[..., n]`` by the target's LM head."""
+        words = self.draft_vocabulary or self.host
+        logits: Tensor = words.head(hidden.to(self.host.dtype))
         return logits
 
     def predicted(self, hidden: Tensor, where: Rows) -> Prediction:

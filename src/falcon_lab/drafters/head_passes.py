@@ -2,7 +2,7 @@
 
 Shapes: D sequences (the root's one, or F branches), L tokens of a sequence, O older tokens before
 them, n = O + D·L (and queries or padding behind), N = D·k of them predict, M layers of a state,
-C channels of a fused token, H hidden, V vocabulary, k block.
+C channels of a fused token, H hidden, V vocabulary (the head's own, where it has one), k block.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ from falcon_lab.interfaces.training import (
     Prediction,
     Reveal,
 )
+from falcon_lab.interfaces.vocabulary import DraftVocabulary
 
 __all__ = [
     "BASES",
@@ -63,6 +64,7 @@ __all__ = [
     "ComponentBuilder",
     "DraftOutput",
     "DraftSequences",
+    "DraftVocabulary",
     "Drafter",
     "DrafterHost",
     "DrafterInputs",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falcon_lab.interfaces.vocabulary import DraftVocabulary
 from falcon_lab.sampling import Sampling
 from falcon_lab.tree import TokenTree
 
@@ -82,22 +83,43 @@ class DraftOutput:
     Attributes:
         logits: ``[F, n, V]`` with ``n <= k``. Entry j is the distribution of the token j + 1 steps
             below the block's node. ``-inf`` marks a token that is not proposed at all; n = 0 means
-            that nothing is.
+            that nothing is. With a ``vocabulary`` they are as wide as that.
         features: ``[F, n, H]`` predicted features, if there are any.
         all_proposed: no token is marked so, which saves a wait for the device.
         paths: whole paths of tokens below the root, best first, of a drafter that has such (one
             that looks them up); the tree builder ``paths`` uses them. None: it never has any.
+        vocabulary: the tokens that the columns of ``logits`` are about; None: column c is the
+            target's token c.
     """
 
     logits: Tensor
     features: Tensor | None = None
     all_proposed: bool = False
     paths: Sequence[Sequence[int]] | None = None
+    vocabulary: DraftVocabulary | None = None
 
     @cached_property
     def log_probabilities(self) -> Tensor:
-        """``[F, n, V]`` float, computed once; NaN throughout where nothing is proposed."""
+        """As ``logits``, float, computed once; NaN throughout where nothing is proposed."""
         return self.logits.float().log_softmax(-1)
+
+    def target_tokens(self, columns: Tensor) -> Tensor:
+        """Return the target's tokens of columns of ``logits``, ``[...]`` long."""
+        return columns if self.vocabulary is None else self.vocabulary.tokens(columns)
+
+    def over_target(self, values: Tensor, outside: float = 0.0) -> Tensor:
+        """Return ``[..., V]``: values of the columns of ``logits`` at the target's tokens.
+
+        Args:
+            values: as wide as ``logits``.
+            outside: that of tokens which have no column.
+        """
+        return values if self.vocabulary is None else self.vocabulary.spread(values, outside)
+
+    @property
+    def target_logits(self) -> Tensor:
+        """``[F, n, V]``, whatever the vocabulary; ``-inf`` for tokens that are not in it."""
+        return self.over_target(self.logits, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)

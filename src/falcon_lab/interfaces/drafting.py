@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces.decoding import Acceptance, DraftOutput, Frontier, TreeBuilder
 from falcon_lab.interfaces.training import DrafterInputs, Prediction, Reveal
+from falcon_lab.interfaces.vocabulary import DraftVocabulary
 from falcon_lab.tree import AuxiliaryNodes, TokenTree
 
 Announce = Callable[[str], None]
@@ -79,6 +80,7 @@ class DrafterHost(Protocol):
     hidden_size: int
     vocab_size: int
     max_positions: int
+    eos_ids: frozenset[int]  # tokens that end a text
     config: Any  # the Hugging Face configuration of the target
     tokenizer: Any  # its tokenizer
 
@@ -100,8 +102,22 @@ class DrafterHost(Protocol):
         """Apply the LM head, scaled or capped as the target does: ``[..., H]`` -> ``[..., V]``."""
         ...
 
-    def copy_head(self) -> nn.Module:
-        """Make a head of the drafter's own that begins as the target's, in float32."""
+    def narrow_head(self, tokens: Tensor) -> nn.Module:
+        """Copy the LM head's rows of some tokens, ``[n]`` long, to lie together: ``[..., n]``.
+
+        Nothing of it is trained or saved.
+
+        Raises:
+            FalconLabError: the LM head is none that has a row for every token.
+        """
+        ...
+
+    def copy_head(self, tokens: Tensor | None = None) -> nn.Module:
+        """Make a head of the drafter's own that begins as the target's, in float32.
+
+        Args:
+            tokens: ``[n]`` long, whose rows it has; None: all.
+        """
         ...
 
 
@@ -166,6 +182,15 @@ class Drafter(ABC):
     @abstractmethod
     def observe(self, observation: Observation) -> None:
         """Take committed positions in and drop what was provisional."""
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """The tokens that its logits are about; None: all of the target's.
+
+        It is the attribute ``draft_vocabulary``, where a drafter has one.
+        """
+        found: DraftVocabulary | None = getattr(self, "draft_vocabulary", None)
+        return found
 
     # --- memory that grows with the sequence --------------------------------------------------
 
@@ -353,12 +378,15 @@ class BuildContext:
         block: k of the drafter that the component works with (0 while building the drafter).
         max_passes: passes that this drafter can make a round; None: any number.
         components: builds a component that is made of others; the registry fills it in.
+        token_counts: counts how often each of the target's tokens occurs in the answers that a
+            drafter is about to be trained on, ``[V]`` long; None where it is not to be trained.
     """
 
     host: DrafterHost
     block: int = 0
     max_passes: int | None = None
     components: ComponentBuilder | None = None
+    token_counts: Callable[[], Tensor] | None = None
 
     @classmethod
     def of(cls, host: DrafterHost, drafter: Drafter) -> BuildContext:

@@ -1,7 +1,7 @@
 """What a training step is made of: inputs, predictions, glancing schedule and objective.
 
-Shapes: B batch, T tokens, R prediction rows, R' rows that count, V vocabulary, H hidden, L tapped
-layers.
+Shapes: B batch, T tokens, R prediction rows, R' rows that count, V vocabulary (the draft
+vocabulary, where the drafter has one), H hidden, L tapped layers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from falcon_lab.interfaces.vocabulary import OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +140,23 @@ class GlancingSchedule(ABC):
 class LabelledRows:
     """Student and teacher side by side, for the rows that count only (R' of them).
 
+    With a draft vocabulary all logits and tokens are of its columns alone. What the teacher says
+    there, renormalised by a softmax, is what the student is to learn, in rows where the target's
+    most likely token is among them (``known``), as in EAGLE-3's official code.
+
     Attributes:
         student_features: ``[R', H]`` or None.
         student_logits: ``[R', V]``.
         teacher_features: ``[R', H]``.
         teacher_logits: ``[R', V]``.
-        tokens: ``[R']`` long, the data's next token (-100 where there is none).
+        tokens: ``[R']`` long, the data's next token (-100 where there is none, or the drafter
+            cannot propose it).
         generator: for sampled labels.
         slot: ``[R']`` long, place in the block, 0..k-1.
+        known: ``[R']`` bool, whether the drafter can propose the target's most likely token; None:
+            it can propose all.
+        mass: ``[R']``, the target's probability of all tokens that the drafter can propose, in
+            validation; None: 1.
     """
 
     student_features: Tensor | None
@@ -155,6 +166,16 @@ class LabelledRows:
     tokens: Tensor
     generator: torch.Generator
     slot: Tensor
+    known: Tensor | None = None
+    mass: Tensor | None = None
+
+    def label(self, tokens: Tensor) -> Tensor:
+        """Return labels ``[R']`` that the target gave, -100 in rows that are not ``known``."""
+        return tokens if self.known is None else tokens.where(self.known, OUTSIDE)
+
+    def term(self, values: Tensor) -> Tensor:
+        """Return a term ``[R']`` that compares distributions, 0 in rows that are not ``known``."""
+        return values if self.known is None else values.where(self.known, 0.0)
 
 
 class Objective(ABC):

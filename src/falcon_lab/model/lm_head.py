@@ -1,6 +1,6 @@
 """The LM head of a target, and a copy of it to train.
 
-Shapes: H hidden, V vocabulary.
+Shapes: H hidden, V vocabulary, n tokens of a draft vocabulary.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from falcon_lab.errors import FalconLabError
 
 
 class LMHead(nn.Module):
@@ -36,10 +39,71 @@ class HeadCopy(LMHead):
     Args:
         head: the model's own, which stays as it is.
         config: of the model.
+        tokens: ``[n]`` long, whose rows it has; None: all.
+
+    Raises:
+        FalconLabError: some rows are asked for, and the head has none for every token.
     """
 
-    def __init__(self, head: nn.Module, config: Any) -> None:
-        super().__init__(copy.deepcopy(head).float().requires_grad_(), config)
+    def __init__(self, head: nn.Module, config: Any, tokens: Tensor | None = None) -> None:
+        own = copy.deepcopy(head) if tokens is None else _linear(*rows_of(head, tokens))
+        super().__init__(own.float().requires_grad_(), config)
+
+
+class NarrowHead(nn.Module):
+    """Some rows of an LM head, copied to lie together: ``[..., H]`` -> ``[..., n]``.
+
+    They are buffers that no drafter is saved with.
+
+    Args:
+        head: the model's own, which stays as it is.
+        config: of the model.
+        tokens: ``[n]`` long, where the rows are to be.
+
+    Raises:
+        FalconLabError: the head has no row for every token.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, head: nn.Module, config: Any, tokens: Tensor) -> None:
+        super().__init__()
+        weight, bias = rows_of(head, tokens)
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+        self._config = config
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits of features, in the precision of the rows."""
+        logits = functional.linear(features.to(self.weight.dtype), self.weight, self.bias)
+        return final_logits(logits, self._config)
+
+
+def rows_of(head: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the weights ``[n, H]`` and biases ``[n]`` of some tokens, on the tokens' device.
+
+    Raises:
+        FalconLabError: the head is no plain linear map: it is quantised, adapted or hooked.
+    """
+    hooked = bool(head._forward_hooks or head._forward_pre_hooks)
+    if type(head) is not nn.Linear or hooked:
+        kind = f"{type(head).__name__} with hooks" if hooked else type(head).__name__
+        raise FalconLabError(
+            f"the target's LM head is a {kind}, of which single rows cannot be taken; set "
+            "drafter.draft_vocabulary=null"
+        )
+    index, place = tokens.to(head.weight.device), tokens.device
+    weight = head.weight.detach()[index].to(place)
+    return weight, None if head.bias is None else head.bias.detach()[index].to(place)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight)
+    if bias is not None:
+        made.bias = nn.Parameter(bias)
+    return made
 
 
 def final_logits(logits: Tensor, config: Any) -> Tensor:

@@ -22,7 +22,7 @@ from falcon_lab.model.families import decoder_of, max_positions
 from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.fingerprint import fingerprint
 from falcon_lab.model.kv_cache import BatchCache, KVCache
-from falcon_lab.model.lm_head import HeadCopy, LMHead
+from falcon_lab.model.lm_head import HeadCopy, LMHead, NarrowHead
 from falcon_lab.model.masks import (
     PaddedTrees,
     batch_step_mask,
@@ -141,9 +141,24 @@ class Target:
         """Return the model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
         return self._lm_head.forward(features)
 
-    def copy_head(self) -> HeadCopy:
-        """Return a head that begins as the model's own, and can be trained."""
-        return HeadCopy(self._lm_head.linear, self.config)
+    def narrow_head(self, tokens: Tensor) -> NarrowHead:
+        """Return the LM head's rows of some tokens, ``[n]`` long: ``[..., H]`` -> ``[..., n]``.
+
+        Raises:
+            FalconLabError: the LM head is quantised, adapted or hooked.
+        """
+        return NarrowHead(self._lm_head.linear, self.config, tokens)
+
+    def copy_head(self, tokens: Tensor | None = None) -> HeadCopy:
+        """Return a head that begins as the model's own, and can be trained.
+
+        Args:
+            tokens: ``[n]`` long, whose rows it has; None: all.
+
+        Raises:
+            FalconLabError: as ``narrow_head``, where some rows are asked for.
+        """
+        return HeadCopy(self._lm_head.linear, self.config, tokens)
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for one sequence of up to ``capacity`` positions, with its tree.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from falcon_lab.fields import choice, ranged
-from falcon_lab.plugins.hooks import Register, hookimpl
+from falcon_lab.plugins.hooks import DraftVocabularyOption, Register, hookimpl
 
 PROPOSALS = ("deterministic", "sampled")
 
@@ -28,7 +28,7 @@ MOST_NODES = 2048
 
 
 @dataclass
-class FalconConfig:
+class FalconConfig(DraftVocabularyOption):
     """Falcon's semi-autoregressive head (arXiv 2412.12639, §3.2). ``block: 1, fuse: linear`` is
     EAGLE-1."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pluggy
 
-from falcon_lab.fields import LONGEST_NAME
+from falcon_lab.fields import LONGEST_NAME, ranged
 
 PROJECT = "falcon_lab"
 BUILT_IN = "falcon-lab"
@@ -29,6 +29,17 @@ BUILT_IN = "falcon-lab"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass
+class DraftVocabularyOption:
+    """The option of a drafter that may propose the most frequent tokens alone."""
+
+    draft_vocabulary: int | None = ranged(None, least=1, most=2**24)
+    """Tokens that it trains and drafts over, n: the most frequent ones of the answers that it is
+    trained on, with all special ones; null is all of the target's. (EAGLE-3's ``d2t``; FR-Spec,
+    arXiv 2502.14856.)"""
+
 
 Builder = Callable[..., Any] | str
 """``build(config, context: BuildContext)``, or ``"package.module:name"`` of it, imported when the

@@ -5,13 +5,14 @@ Shapes: F frontier blocks, k block, V vocabulary.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, Frontier
+from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, DraftVocabulary, Frontier
 from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.targets import Text, random_tokens
@@ -34,7 +35,26 @@ class Case:
 
     def __init__(self, tested: ComponentUnderTest, target: Target) -> None:
         self.tested, self.target = tested, target
-        self.context = BuildContext(target)
+        self.context = BuildContext(target, token_counts=self._token_counts)
+
+    def _token_counts(self) -> Tensor:
+        """Return ``[V]``: any tokens are the most frequent ones, so that columns are no tokens."""
+        return torch.randperm(self.target.vocab_size, generator=self.tested.generator(6))
+
+    @cached_property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """The drafter's draft vocabulary, if it has one."""
+        found: DraftVocabulary | None = self.tested.build(self.context).vocabulary
+        return found
+
+    @property
+    def width(self) -> int:
+        """Return the tokens that the drafter has logits of."""
+        return (self.vocabulary or self.target).vocab_size
+
+    def over_target(self, logits: Tensor) -> Tensor:
+        """Return logits of the drafter's columns over the target's vocabulary."""
+        return logits if self.vocabulary is None else self.vocabulary.spread(logits, -torch.inf)
 
     def fresh(self) -> Any:
         """Build the drafter in evaluation mode, with the same weights every time."""
@@ -137,6 +157,6 @@ def expanded(output: DraftOutput, block: int, generator: torch.Generator) -> Fro
     for draw in range(3):
         parent = whole[draw % len(whole)]
         path = torch.multinomial(proposed[parent].float(), 1, generator=generator)[:, 0]
-        blocks.append((parent, *path.tolist()))
+        blocks.append((parent, *output.target_tokens(path).tolist()))
     chosen = torch.tensor(sorted(set(blocks)))
     return Frontier(chosen[:, 1:].contiguous(), chosen[:, 0].contiguous())

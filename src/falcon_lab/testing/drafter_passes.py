@@ -92,17 +92,28 @@ def check_shapes(case: Case) -> None:
 def _check_output(
     case: Case, output: DraftOutput, frontier: Frontier, block: int, where: str
 ) -> None:
-    tested, target = case.tested, case.target
+    tested, width = case.tested, case.width
     logits, blocks = output.logits, frontier.tokens.shape[0]
     shape = list(logits.shape)
     tested.expect(
-        logits.dim() == 3
-        and (shape[0], shape[2]) == (blocks, target.vocab_size)
-        and shape[1] <= block,
+        logits.dim() == 3 and (shape[0], shape[2]) == (blocks, width) and shape[1] <= block,
         f"the shape of DraftOutput.logits in {where}",
-        expected=f"[F, rows, V] = [{blocks}, at most {block}, {target.vocab_size}]",
+        expected=f"[F, rows, V] = [{blocks}, at most {block}, {width}]",
         found=shape,
-        fix="give every frontier block up to k rows of logits over the target's vocabulary",
+        fix="give every frontier block up to k rows of logits over the target's vocabulary, or "
+        "the drafter's own",
+    )
+    ids = [
+        None if each is None else each.ids.tolist() for each in (case.vocabulary, output.vocabulary)
+    ]
+    tested.expect(
+        ids[0] == ids[1],
+        f"DraftOutput.vocabulary in {where}",
+        expected="the drafter's own, None where it can propose all tokens"
+        if ids[0] is None
+        else ids[0],
+        found=ids[1],
+        fix="hand draft_vocabulary on with every output, so that a column becomes its token",
     )
     tested.expect(
         not bool(logits.isnan().any() | (logits == torch.inf).any()),
@@ -282,11 +293,11 @@ def check_that_branches_are_chains(case: Case) -> None:
     frontier = expanded(drafted.draft(), drafted.drafter.block, case.tested.generator(24))
     if frontier is None:
         return
-    together = drafted.draft(frontier).logits
+    together = drafted.draft(frontier).target_logits
     for number in range(len(together)):
         drafted, one = _before_a_round(case), slice(number, number + 1)
         drafted.draft()
-        alone = drafted.draft(Frontier(frontier.tokens[one], frontier.parents[one])).logits
+        alone = drafted.draft(Frontier(frontier.tokens[one], frontier.parents[one])).target_logits
         case.same(
             "a block of a frontier of several",
             together[one],
@@ -357,7 +368,7 @@ def _same_rounds(case: Case, what: str, rounds: Sequence[Sequence[DraftOutput]],
         fix=fix,
     )
     for number, (one, other) in enumerate(zip(ours, expected, strict=True)):
-        case.same(f"{what} (pass {number + 1})", one.logits, other.logits, fix)
+        case.same(f"{what} (pass {number + 1})", one.target_logits, other.target_logits, fix)
 
 
 CHECKS: list[tuple[str, Any]] = [

@@ -35,16 +35,22 @@ def predict(case: Case, drafter: Any, batch: Batch, number: int = 0) -> Predicti
 
 
 def logits_of(case: Case, prediction: Prediction) -> Tensor:
-    """Return ``[B, R, V]``: the drafter's logits, or those of the head that reads its rows."""
+    """Return ``[B, R, V]``: the drafter's logits, or those of the head that reads its rows.
+
+    Where that is the target's, it has all its rows here, and those outside of a draft vocabulary
+    are taken out afterwards.
+    """
     if prediction.logits is not None:
-        return prediction.logits
+        return case.over_target(prediction.logits)
     rows = prediction.features if prediction.hidden is None else prediction.hidden
     assert rows is not None
     if prediction.head is None:
-        return case.target.head(rows.to(case.target.dtype))
+        whole = case.target.head(rows.to(case.target.dtype))
+        words = case.vocabulary
+        return whole if words is None else case.over_target(whole[..., words.ids])
     with torch.no_grad():
         logits = prediction.head(rows.flatten(0, 1), prediction.slot.flatten())
-    return logits.unflatten(0, rows.shape[:2])
+    return case.over_target(logits).unflatten(0, rows.shape[:2])
 
 
 def table(case: Case, batch: Batch, prediction: Prediction) -> dict[tuple[int, int], Rows]:
@@ -206,7 +212,7 @@ def check_that_training_is_drafting(case: Case) -> None:
             drafted = DraftedSequence(drafter, text)
             drafted.observe(source + 1)
             for each, output in zip(rows, _true_passes(drafted, len(rows)), strict=False):
-                for slot, logits in enumerate(output.logits[0]):
+                for slot, logits in enumerate(output.target_logits[0]):
                     for trained in each.get((source, slot), ()):
                         case.same(
                             f"slot {slot} of the block behind row {source}, drafted and trained",

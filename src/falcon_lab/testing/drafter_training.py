@@ -40,7 +40,7 @@ def check_prediction(case: Case) -> None:
         fix="give what the objective is to compare",
     )
     shape = list(prediction.label.shape)
-    sizes = {"features": target.hidden_size, "logits": target.vocab_size}
+    sizes = {"features": target.hidden_size, "logits": case.width}
     shapes = {name: [*shape, size] for name, size in sizes.items()}
     shapes |= dict.fromkeys(("source", "slot", "group"), shape)
     for name, expected in shapes.items():
@@ -233,8 +233,8 @@ def check_saved(case: Case) -> None:
     for ours, expected in zip(*rounds, strict=True):
         case.same(
             "drafts of the drafter that was saved and loaded",
-            ours.logits,
-            expected.logits,
+            ours.target_logits,
+            expected.target_logits,
             "keep whatever was learnt in parameters or buffers, so that state_dict() has it",
         )
 

@@ -16,6 +16,7 @@ from falcon_lab.interfaces import (
     Acceptance,
     Drafter,
     DraftOutput,
+    DraftVocabulary,
     Frontier,
     Observation,
     RoundContext,
@@ -39,6 +40,7 @@ class ReferenceLogits:
         unproposed: share of the tokens that are not proposed.
         rows: tokens of a block that have logits, at most k.
         has_paths: there are whole paths too (``DraftOutput.paths``).
+        words: a draft vocabulary, to whose columns a pass's logits are cut; None: all tokens.
     """
 
     vocabulary: int
@@ -47,6 +49,7 @@ class ReferenceLogits:
     unproposed: float = 0.0
     rows: int | None = None
     has_paths: bool = False
+    words: DraftVocabulary | None = None
 
     def paths(self) -> list[list[int]] | None:
         """Make whole paths below the root, some of which begin alike."""
@@ -60,7 +63,10 @@ class ReferenceLogits:
 
     def output(self, nodes: Sequence[Tokens]) -> DraftOutput:
         """Make the output of a pass over blocks at these nodes."""
-        return DraftOutput(torch.stack([self.logits(at) for at in nodes]), paths=self.paths())
+        logits, words = torch.stack([self.logits(at) for at in nodes]), self.words
+        if words is not None:
+            logits = logits[..., words.ids]
+        return DraftOutput(logits, paths=self.paths(), vocabulary=words)
 
     def logits(self, node: Tokens) -> Tensor:
         """Return the logits ``[rows, V]`` of the block at a node."""
@@ -71,6 +77,8 @@ class ReferenceLogits:
         rows = self.block if self.rows is None else self.rows
         logits = 2 * torch.randn(rows, self.vocabulary, generator=generator)
         hidden = torch.rand(rows, self.vocabulary, generator=generator) < self.unproposed
+        if self.words is not None:
+            hidden |= self.words.columns(torch.arange(self.vocabulary)) < 0
         return logits.masked_fill(hidden, -torch.inf)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from falcon_lab.acceptance import SamplingRule
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Budget, BuildContext, RoundContext
+from falcon_lab.interfaces import Budget, BuildContext, DraftVocabulary, RoundContext
 from falcon_lab.model.target import Target
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing.decoding import engine, expect_greedy, expect_whole
@@ -39,6 +39,9 @@ ROUNDS = 800
 SOURCES: tuple[dict[str, Any], ...] = ({}, {"unproposed": 0.6}, {"unproposed": 1.0}, {"rows": 0})
 """Drafters that say everything, something, nothing, or have no rows at all."""
 
+WORDS = 7
+"""Tokens of a draft vocabulary."""
+
 
 def check_tree_builder(
     builder: Recipe, *, blocks: Sequence[int] = (1, 2, 3), seed: int = 0
@@ -47,7 +50,8 @@ def check_tree_builder(
 
     - Its frontiers are what ``Frontier`` says, and its trees what ``TokenTree`` says: the root
       first, parents before children, no token twice among siblings, nothing that the drafter does
-      not propose, and every node's ``log_q`` from the row that it belongs to.
+      not propose, and every node's ``log_q`` from the row that it belongs to. Where a drafter has
+      a draft vocabulary, nodes are the target's tokens all the same.
     - A budget is kept, whatever of depth, nodes and passes it limits; ``max_depth`` and
       ``max_nodes`` are never exceeded, nor what the drafter reaches (``BuildContext.max_passes``).
     - A round may be broken off after any pass, and the next one knows nothing of it.
@@ -72,7 +76,7 @@ def check_tree_builder(
             check_rounds(tested, target, block, has_paths=has_paths)
         with tested.checking(f"sampled trees for blocks of {block}"):
             if not has_paths:  # one with paths draws nothing
-                check_sampled(tested, target, block)
+                check_sampled(tested, target, block, narrow=block == blocks[-1])
         with tested.checking(f"decoding with blocks of {block}"):
             check_decoding(tested, target, block, has_paths=has_paths)
 
@@ -117,7 +121,8 @@ def check_rounds(
 ) -> None:
     """Check every tree of rounds of all kinds."""
     made = tested.build(BuildContext(target, block))
-    for number, (options, budget, temperature) in enumerate(_rounds(made, block)):
+    sources = (*SOURCES, {"words": draft_vocabulary(tested, target)})
+    for number, (options, budget, temperature) in enumerate(_rounds(made, block, sources)):
         source = ReferenceLogits(
             VOCABULARY, block, tested.seed + number, has_paths=has_paths, **options
         )
@@ -137,14 +142,22 @@ def check_rounds(
         )
 
 
-def _rounds(made: Any, block: int) -> Iterator[tuple[dict[str, Any], Budget, float]]:
+def draft_vocabulary(tested: ComponentUnderTest, target: Target) -> DraftVocabulary:
+    """Make a draft vocabulary of any tokens."""
+    counts = torch.randperm(target.vocab_size, generator=tested.generator(62))
+    return DraftVocabulary(target, WORDS, counts)
+
+
+def _rounds(
+    made: Any, block: int, sources: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], Budget, float]]:
     depths = (None, 0, 1, block, block + 1, made.max_depth, made.max_depth + 3)
     nodes = (None, 0, 1, 2, made.max_nodes - 1, made.max_nodes + 5)
     passes = (None, 0, 1, 2)
     budgets = [Budget(depth=depth) for depth in depths]
     budgets += [Budget(nodes=node) for node in nodes] + [Budget(passes=each) for each in passes]
     budgets += [Budget(2, 3, 1), Budget(block + 1, 4, 2)]
-    for options, temperature in product(SOURCES, (0.0, 1.0)):
+    for options, temperature in product(sources, (0.0, 1.0)):
         for budget in budgets if not options else budgets[:1] + budgets[-2:]:
             yield options, budget, temperature
 
@@ -205,10 +218,20 @@ def _check_budget(
         )
 
 
-def check_sampled(tested: ComponentUnderTest, target: Target, block: int) -> None:
-    """Check that a sampled tree carries the distributions that it was drawn from."""
+def check_sampled(
+    tested: ComponentUnderTest, target: Target, block: int, *, narrow: bool = False
+) -> None:
+    """Check that a sampled tree carries the distributions that it was drawn from.
+
+    Args:
+        tested: the tree builder.
+        target: gives its tokens.
+        block: k.
+        narrow: the drafter has a draft vocabulary.
+    """
     made = tested.build(BuildContext(target, block))
-    source = ReferenceLogits(VOCABULARY, block, tested.seed)
+    words = draft_vocabulary(tested, target) if narrow else None
+    source = ReferenceLogits(VOCABULARY, block, tested.seed, words=words)
     tokens = TokenTable(VOCABULARY, tested.generator(60))
     sampling, generator = Sampling(1.0, top_k=4), tested.generator(61)
     rule = SamplingRule(None, BuildContext(target, block))

@@ -193,14 +193,19 @@ def candidates(
 
     Tokens come best first, or in the order in which they were drawn. What is not proposed has log
     q ``-inf``; m is less than ``width`` when the vocabulary is.
+
+    Here, and nowhere later, columns of a draft vocabulary become the target's tokens.
     """
     width = min(width, output.logits.shape[-1])
     if proposal == "sampled":
-        return draw_without_replacement(output.logits, width, context.sampling, context.generator)
-    log_q, tokens = output.log_probabilities.topk(width, dim=-1)
+        columns, log_q, q = draw_without_replacement(
+            output.logits, width, context.sampling, context.generator
+        )
+        return output.target_tokens(columns), log_q, output.over_target(q)
+    log_q, columns = output.log_probabilities.topk(width, dim=-1)
     if not output.all_proposed:
         log_q = log_q.where(log_q.isfinite(), -torch.inf)
-    return tokens, log_q, None
+    return output.target_tokens(columns), log_q, None
 
 
 def draw_without_replacement(

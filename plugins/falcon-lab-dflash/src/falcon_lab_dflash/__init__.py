@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import ranged
-from falcon_lab.plugins.hooks import Register
+from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
 __all__ = ["DFlashConfig", "register_components"]
 
 
 @dataclass
-class DFlashConfig:
+class DFlashConfig(DraftVocabularyOption):
     """Configure the drafter."""
 
     block: int = ranged(8, least=1, most=256)

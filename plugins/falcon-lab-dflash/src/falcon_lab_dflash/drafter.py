@@ -5,7 +5,8 @@ The mask j places after the root says x_{a+1+j}. Every draft layer's keys and va
 the target's hidden states at the context's positions, which are computed once and cached.
 
 Shapes: B batch, T rows, A anchors, R = A·k prediction rows, M committed positions, C rows of
-context, L tapped layers, k block, F frontier blocks, H hidden, V vocabulary.
+context, L tapped layers, k block, F frontier blocks, H hidden, V vocabulary (the
+draft vocabulary, where there is one).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
+    DraftVocabulary,
     Frontier,
     Observation,
     PassCompiler,
@@ -64,8 +66,8 @@ class DFlashDrafter(TrainableDrafter):
         self.model = DraftModel(shape, config.layers, len(self.taps))
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
         self._anchors = config.anchors
-        forward = BlockForward(self.model, self.mask, self.host, self.block)
-        self._pass: ForwardPass = EagerPass(forward)
+        self.draft_vocabulary = DraftVocabulary.of(config.draft_vocabulary, context)
+        self._pass: ForwardPass = EagerPass(self._forward())
         self._room = ROOM
         self._cache: KVCache | None = None
         self._pending: list[Tensor] = []  # [M, L, H] each, not yet in the cache
@@ -172,9 +174,11 @@ class DFlashDrafter(TrainableDrafter):
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Return ``[1, k, V]`` for the root, and no predictions for anything below."""
+        words = self.draft_vocabulary
         if frontier.tokens.shape[1]:
             blocks, device = frontier.tokens.shape[0], frontier.tokens.device
-            return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
+            nothing = torch.empty(blocks, 0, (words or self.host).vocab_size, device=device)
+            return DraftOutput(nothing, vocabulary=words)
         if self._root is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
         taps = self._context()
@@ -182,7 +186,10 @@ class DFlashDrafter(TrainableDrafter):
         positions = self._positions(cache, len(taps) + self.block + 1)
         logits, features = self._pass([taps, self._root], NewPositions(positions, None, cache))
         cache.truncate(cache.length - self.block - 1)  # the block was there for the pass alone
-        return DraftOutput(logits[None], features[None], all_proposed=True)
+        return DraftOutput(logits[None], features[None], all_proposed=True, vocabulary=words)
+
+    def _forward(self) -> BlockForward:
+        return BlockForward(self.model, self.mask, self.host, self.block, self.draft_vocabulary)
 
     def _context(self) -> Tensor:
         """Return the taps ``[N, L, H]`` of the positions that the pass is to append."""
@@ -222,7 +229,7 @@ class DFlashDrafter(TrainableDrafter):
         """Return the same drafter, whose new context and block are one compiled pass a round."""
         other = copy.copy(self)
         make = fast_passes(self.mask.device, announce, compiler, recorder)
-        other._pass = make(BlockForward(self.model, self.mask, self.host, self.block))
+        other._pass = make(self._forward())
         other._pending, other._cache = [], None
         return other
 

@@ -1,7 +1,8 @@
 """The forward pass of a round: context that is new, and a block behind it.
 
 Shapes: N new positions of context, C those before them, S = C + N + k + 1 keys, L tapped layers,
-k block, G key/value heads, D head size, H hidden, V vocabulary.
+k block, G key/value heads, D head size, H hidden, V vocabulary (the
+draft vocabulary, where there is one).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from falcon_lab.interfaces import Outputs
+from falcon_lab.interfaces import DraftVocabulary, Outputs
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.kv_layout import KVLayout, LayerKV
 from falcon_lab.model.passes import Forward, Inputs, NewPositions, Shapes
@@ -29,11 +30,20 @@ class BlockForward(Forward):
         mask: ``[H]``, stands for a token that is to be drafted.
         host: the target, for its embeddings and its LM head.
         block: k.
+        vocabulary: whose LM head is used in place of the target's; None: none.
     """
 
-    def __init__(self, model: DraftModel, mask: nn.Parameter, host: Any, block: int) -> None:
+    def __init__(
+        self,
+        model: DraftModel,
+        mask: nn.Parameter,
+        host: Any,
+        block: int,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
         super().__init__("drafter")
         self.model, self.mask, self.host, self.block = model, mask, host, block
+        self.vocabulary = vocabulary
 
     @property
     def layout(self) -> KVLayout:
@@ -63,7 +73,8 @@ class BlockForward(Forward):
             whole = None if mask is None else widened(mask, keys.shape[2])
             hidden = layer(hidden, normed, rotation, keys, values, whole)
         features = self.model.norm(hidden)[0, 1:]
-        return self.host.head(features.to(self.host.dtype)), features
+        words = self.vocabulary or self.host
+        return words.head(features.to(self.host.dtype)), features
 
     def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Compute ``forward`` without a mask: nothing is padded, and a block attends to all."""

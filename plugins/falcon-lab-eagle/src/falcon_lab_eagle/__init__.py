@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import choice, ranged
-from falcon_lab.plugins.hooks import Register
+from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
 __all__ = ["Eagle3Config", "EagleConfig", "register_components"]
 
 
 @dataclass
-class EagleConfig:
+class EagleConfig(DraftVocabularyOption):
     """Configure EAGLE (arXiv 2401.15077, §4.1); with tree ``dynamic`` EAGLE-2 (2406.16858)."""
 
     layers: int = ranged(1, least=1, most=100)
@@ -20,7 +20,7 @@ class EagleConfig:
 
 
 @dataclass
-class Eagle3Config:
+class Eagle3Config(DraftVocabularyOption):
     """Configure EAGLE-3 (arXiv 2503.01840, §3)."""
 
     taps: list[int] | None = ranged(None, least=0, most=1000)

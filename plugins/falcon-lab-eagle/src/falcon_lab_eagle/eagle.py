@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.interfaces import BuildContext
+from falcon_lab.interfaces import BuildContext, DraftVocabulary
 from falcon_lab.model.backbone import Backbone
 from falcon_lab_eagle import EagleConfig
 
@@ -22,5 +22,7 @@ class EagleDrafter(FeatureHead):
     def __init__(self, config: EagleConfig, context: BuildContext) -> None:
         host = context.host
         fuse = Fuse("linear", host.hidden_size, layers=1, dropout=0.0)
-        super().__init__(host, fuse, Backbone.short(host.config, config.layers), block=1)
+        blocks = Backbone.short(host.config, config.layers)
+        vocabulary = DraftVocabulary.of(config.draft_vocabulary, context)
+        super().__init__(host, fuse, blocks, block=1, vocabulary=vocabulary)
         self.config = config

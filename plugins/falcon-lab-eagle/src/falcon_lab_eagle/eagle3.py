@@ -1,6 +1,6 @@
 """EAGLE-3's drafter: three layers of the target in place of its features, and no feature loss.
 
-Shapes: B batch, T tokens, L tapped layers, H hidden, V vocabulary.
+Shapes: B batch, T tokens, L tapped layers, H hidden, n tokens that it has logits of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_layers import Rows
-from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
+from falcon_lab.interfaces import BuildContext, DrafterHost, DraftVocabulary, Prediction
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import LayerSizes
 from falcon_lab_eagle import Eagle3Config
@@ -40,7 +40,9 @@ class Eagle3Drafter(FeatureHead):
     def __init__(self, config: Eagle3Config, context: BuildContext) -> None:
         host = context.host
         blocks = Backbone(WideLayer(layer_config(host)), width=2 * host.hidden_size)
-        super().__init__(host, Fusing(), blocks, block=1)
+        own = config.head == "own"
+        vocabulary = DraftVocabulary.of(config.draft_vocabulary, context, own_head=own)
+        super().__init__(host, Fusing(), blocks, block=1, vocabulary=vocabulary)
         self.config = config
         self.needs = frozenset()
         layers = host.config.num_hidden_layers
@@ -48,8 +50,8 @@ class Eagle3Drafter(FeatureHead):
         self.mix = nn.Linear(len(self.taps) * host.hidden_size, host.hidden_size, bias=False)
         self.norm = LlamaRMSNorm(host.hidden_size)
         self.head: nn.Linear | None = None
-        if config.head == "own":
-            self.head = nn.Linear(host.hidden_size, host.vocab_size, bias=False)
+        if own:
+            self.head = nn.Linear(host.hidden_size, (vocabulary or host).vocab_size, bias=False)
 
     def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
         """Project ``[..., L, H]`` hidden states of the target to ``[..., H]``."""
@@ -64,7 +66,7 @@ class Eagle3Drafter(FeatureHead):
         return torch.cat([self.host.embed(tokens).to(dtype), features.to(dtype)], dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Turn ``[..., H]`` into ``[..., V]``, by the drafter's own LM head if it has one."""
+        """Turn ``[..., H]`` into ``[..., n]``, by the drafter's own LM head if it has one."""
         normed = self.norm(hidden)
         if self.head is None:
             return super().logits(normed)

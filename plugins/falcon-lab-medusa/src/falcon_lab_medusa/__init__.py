@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import choice, ranged
-from falcon_lab.plugins.hooks import Register
+from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
 __all__ = ["MedusaConfig", "MedusaObjectiveConfig", "TypicalConfig", "register_components"]
 
 
 @dataclass
-class MedusaConfig:
+class MedusaConfig(DraftVocabularyOption):
     """Configure the heads."""
 
     block: int = ranged(4, least=1, most=64)

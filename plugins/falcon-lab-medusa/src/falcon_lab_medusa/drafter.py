@@ -3,7 +3,8 @@
 h_t is what the target's LM head reads to draw x_{t+1}, the root of the next tree. Head j, from 1
 on, reads the same h_t and says what comes j tokens after the root: x_{t+1+j}.
 
-Shapes: B batch, T tokens, n heads (the block k), r rows, F frontier blocks, H hidden, V vocabulary.
+Shapes: B batch, T tokens, n heads (the block k), r rows, F frontier blocks, H hidden, V vocabulary
+(the draft vocabulary, where there is one).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
+    DraftVocabulary,
     Frontier,
     Observation,
     Outputs,
@@ -65,16 +67,24 @@ class MedusaDrafter(TrainableDrafter):
         super().__init__()
         self.block = config.block
         self.host: Any = context.host
+        own = config.head == "own"
+        words = DraftVocabulary.of(config.draft_vocabulary, context, own_head=own)
+        self.draft_vocabulary = words
         hidden = self.host.hidden_size
         # One by one: a list that is multiplied would hold one module many times.
         self.trunks = nn.ModuleList(
             nn.Sequential(*(ResBlock(hidden) for _ in range(config.layers)))
             for _ in range(config.block)
         )
-        own = config.block if config.head == "own" else 0
-        self.heads = nn.ModuleList(self.host.copy_head() for _ in range(own))
+        heads = config.block if own else 0
+        self.heads = nn.ModuleList(self._words.copy_head() for _ in range(heads))
         self._newest: Tensor | None = None  # [H], h_t
         self._pass: ForwardPass = EagerPass(MedusaForward(self))
+
+    @property
+    def _words(self) -> Any:
+        """Return what has the LM head: the draft vocabulary, or the target."""
+        return self.draft_vocabulary or self.host
 
     # --- training ---------------------------------------------------------------------------
 
@@ -124,12 +134,13 @@ class MedusaDrafter(TrainableDrafter):
         """Draft with all heads in one pass for the root, and nothing below it."""
         blocks = frontier.tokens.shape[0]
         if frontier.tokens.shape[1]:
-            nothing = torch.empty(blocks, 0, self.host.vocab_size, device=frontier.tokens.device)
-            return DraftOutput(nothing)
+            nothing = torch.empty(blocks, 0, self._words.vocab_size, device=frontier.tokens.device)
+            return DraftOutput(nothing, vocabulary=self.draft_vocabulary)
         if self._newest is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
         logits, hidden = self._pass([self._newest])
-        return DraftOutput(logits[None], hidden[None], all_proposed=True)
+        words = self.draft_vocabulary
+        return DraftOutput(logits[None], hidden[None], all_proposed=True, vocabulary=words)
 
     def guess(self, newest: Tensor) -> tuple[Tensor, Tensor]:
         """``[H]``, h_t -> logits ``[n, V]`` and what they are made of, ``[n, H]``."""
@@ -137,7 +148,7 @@ class MedusaDrafter(TrainableDrafter):
         if self.heads:
             logits = torch.stack([head(row) for head, row in zip(self.heads, hidden, strict=True)])
         else:
-            logits = self.host.head(hidden.to(newest.dtype))
+            logits = self._words.head(hidden.to(newest.dtype))
         return logits, hidden
 
     # --- compiled passes ----------------------------------------------------------------------

@@ -37,6 +37,7 @@ class MedusaObjective(Objective):
         if self.config.label == "soft":
             # KL(p || q), which is the soft cross-entropy less what the student cannot change.
             log_q, log_p = student.log_softmax(-1), teacher.log_softmax(-1)
-            return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
-        labels = rows.tokens if self.config.label == "data" else teacher.argmax(-1)
+            soft = functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+            return rows.term(soft)
+        labels = rows.tokens if self.config.label == "data" else rows.label(teacher.argmax(-1))
         return functional.cross_entropy(student, labels, reduction="none", ignore_index=NO_LABEL)

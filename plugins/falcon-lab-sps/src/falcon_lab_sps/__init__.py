@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import filled, ranged
-from falcon_lab.plugins.hooks import Register
+from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
 __all__ = ["HfLengthConfig", "SpsConfig", "register_components"]
 
@@ -15,7 +15,7 @@ LAYERS = 2
 
 
 @dataclass
-class SpsConfig:
+class SpsConfig(DraftVocabularyOption):
     """Configure the draft model: a pretrained one, or a fresh one of the target's kind."""
 
     model: str | None = filled(None, "name a model, or write null for a fresh one")
@@ -33,7 +33,7 @@ class SpsConfig:
     """Width of its feed-forward layers; null keeps the target's proportion."""
 
     def __post_init__(self) -> None:
-        shape = ("layers", "hidden", "heads", "intermediate")
+        shape = ("layers", "hidden", "heads", "intermediate", "draft_vocabulary")
         given = [key for key in shape if getattr(self, key) is not None]
         if self.model is not None and given:
             raise ValueError(f"model {self.model!r} has a shape of its own; leave out {min(given)}")

@@ -1,6 +1,7 @@
 """Speculative sampling (arXiv 2211.17192 and 2302.01318): a small language model drafts.
 
-Shapes: B batch, T tokens, F frontier blocks, V vocabulary.
+Shapes: B batch, T tokens, F frontier blocks, V vocabulary (the draft vocabulary, where there is
+one).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
+    DraftVocabulary,
     Frontier,
     Observation,
     PassCompiler,
@@ -58,7 +60,9 @@ class SpsDrafter(TrainableDrafter):
         super().__init__()
         self.config = config
         self.host: Any = context.host
-        self.model = small_model(config, context.host)
+        words = DraftVocabulary.of(config.draft_vocabulary, context, own_head=True)
+        self.draft_vocabulary = words
+        self.model = small_model(config, context.host, None if words is None else words.ids)
         self.pretrained = config.model is not None
         self._first = 0 if self.pretrained else 1  # position of the first token
         self._draft_through(EagerPass)
@@ -135,10 +139,12 @@ class SpsDrafter(TrainableDrafter):
         """
         root = frontier.tokens.shape[1] == 0
         logits = self._drafting.root() if root else self._drafting.blocks(frontier)
+        words = self.draft_vocabulary
         if logits is None:
             blocks, device = frontier.tokens.shape[0], frontier.tokens.device
-            return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
-        return DraftOutput(logits, all_proposed=True)
+            nothing = torch.empty(blocks, 0, (words or self.host).vocab_size, device=device)
+            return DraftOutput(nothing, vocabulary=words)
+        return DraftOutput(logits, all_proposed=True, vocabulary=words)
 
     # --- compiled passes ----------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost
 from falcon_lab.model.backbone import Backbone, of_the_kind, plain_attention
 from falcon_lab.model.families import LayerSizes, decoder_of, max_positions, short_config
-from falcon_lab.model.lm_head import final_logits
+from falcon_lab.model.lm_head import HeadCopy, final_logits
 from falcon_lab.model.loading import load_target
 from falcon_lab.model.memory import check_room
 from falcon_lab_sps import LAYERS, SpsConfig
@@ -44,17 +44,23 @@ class SmallModel(nn.Module):
     Args:
         model: a Hugging Face model with an LM head.
         vocabulary: V.
+        words: ``[n]`` long, the tokens that it gives logits of, by an LM head of its own which
+            begins as the model's; None: all.
     """
 
-    def __init__(self, model: Any, vocabulary: int) -> None:
+    def __init__(self, model: Any, vocabulary: int, words: Tensor | None = None) -> None:
         super().__init__()
         self.config: Any = model.config.get_text_config(decoder=True)
         self.backbone = Backbone(decoder_of(model), lean=True)
         self.max_positions = max_positions(self.config)
         self._vocabulary = vocabulary
         head, table = model.get_output_embeddings(), self._table
-        # Tied weights are stored, trained and saved once.
-        self.head: nn.Module | None = None if head.weight is table.weight else head
+        self._width = vocabulary if words is None else len(words)
+        self.head: nn.Module | None
+        if words is not None:
+            self.head = HeadCopy(head, self.config, words).linear
+        else:  # tied weights are stored, trained and saved once
+            self.head = None if head.weight is table.weight else head
 
     @property
     def _table(self) -> Any:
@@ -74,7 +80,7 @@ class SmallModel(nn.Module):
         return tokens.clamp_max(entries - 1) if entries < self._vocabulary else tokens
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Turn ``[..., H]`` into ``[..., V]``, cut or padded with ``NEVER``.
+        """Turn ``[..., H]`` into ``[..., V]``, padded with ``NEVER``, or into ``[..., n]``.
 
         Models of one vocabulary have tables of several sizes, padded for the hardware.
         """
@@ -83,19 +89,24 @@ class SmallModel(nn.Module):
         else:
             logits = self.head(hidden)
         logits = final_logits(logits, self.config)
-        more = self._vocabulary - logits.shape[-1]
+        more = self._width - logits.shape[-1]
         return functional.pad(logits, (0, more), value=NEVER) if more else logits
 
 
-def small_model(config: SpsConfig, host: DrafterHost) -> SmallModel:
+def small_model(config: SpsConfig, host: DrafterHost, words: Tensor | None = None) -> SmallModel:
     """Make or load the model of a configuration.
+
+    Args:
+        config: which model.
+        host: the target.
+        words: ``[n]`` long, the tokens that it gives logits of; None: all.
 
     Raises:
         FalconLabError: it cannot be loaded, or its vocabulary is another one.
         ValueError: a fresh model cannot have that shape.
     """
     model = _fresh(config, host) if config.model is None else _loaded(config, host)
-    return SmallModel(model, host.vocab_size)
+    return SmallModel(model, host.vocab_size, words)
 
 
 def _fresh(config: SpsConfig, host: DrafterHost) -> Any:

@@ -213,7 +213,7 @@ def trace_round(reader: Reader, depth: int, lowest: float) -> TracedRound:
     confidence: list[float] = []
     pathfinder = _Pathfinder(block)
     while frontier is not None:
-        logits = drafter.draft(frontier).logits
+        logits = drafter.draft(frontier).target_logits
         before = confidence[-1] if confidence else 0.0
         confidence.append(before + _sureness(logits[0]))
         wanted = truth[len(ranks) :][:block] if len(ranks) == pathfinder.depth else []
