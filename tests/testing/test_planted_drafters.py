@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from falcon_lab.interfaces import DrafterInputs, DraftOutput, Frontier, Observation, Prediction
+from falcon_lab.interfaces import (
+    BuildContext,
+    DrafterInputs,
+    DraftOutput,
+    Frontier,
+    Observation,
+    Prediction,
+)
 from falcon_lab.testing import ContractError, check_drafter
 from generated import modules
 
@@ -257,6 +264,35 @@ class Miscompiled(Mine):
         return DraftOutput(found.logits + self.is_compiled * found.logits.sin())
 
 
+class Narrow(Mine):
+    """Keeps all promises with a draft vocabulary."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.draft_vocabulary = context.draft_vocabulary(7)
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        super().draft(frontier)
+        words = self.draft_vocabulary
+        return DraftOutput(words.head(self.drafted[0])[:, None], vocabulary=words)
+
+
+class OfOtherTokens(Narrow):
+    """Says of other tokens than its own that it has drafted them."""
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        other = BuildContext(self.host).draft_vocabulary(7)
+        return replace(super().draft(frontier), vocabulary=other)
+
+
+class OfOtherRows(Narrow):
+    """Has the rows of other tokens than it drafts."""
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        output = super().draft(frontier)
+        return replace(output, logits=output.logits.roll(1, -1))
+
+
 class WithoutBlock(Mine):
     block = 0
 
@@ -275,6 +311,8 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no passes": (NoPasses, "max_passes: expected None"),
     "no drafter": (lambda context: nn.Linear(1, 1), "without draft, observe, reset, block, needs"),
     "a vocabulary too small": (saying(lambda rows: rows[..., 1:]), r"logits in pass 1.*12\]"),
+    "a draft vocabulary of other tokens": (OfOtherTokens, "DraftOutput.vocabulary in pass 1"),
+    "a draft vocabulary with other rows": (OfOtherRows, "drafted and trained"),
     "too many rows": (saying(lambda rows: rows.repeat(1, 2, 1)), "at most 1"),
     "nan": (saying(lambda rows: rows / 0), "found nan or inf"),
     "a false promise": (

@@ -108,6 +108,13 @@ class Everything(Mine):
         return super().grow(DraftOutput(output.logits.nan_to_num(neginf=-30.0)))
 
 
+class Columns(Mine):
+    """Takes columns of a draft vocabulary for the target's tokens."""
+
+    def grow(self, output: DraftOutput) -> Frontier | None:
+        return super().grow(replace(output, vocabulary=None))
+
+
 class Remembering(Mine):
     """Goes on with what the round before said."""
 
@@ -168,7 +175,7 @@ class Pretending(Mine):
 
     def grow(self, output: DraftOutput) -> Frontier | None:
         self._proposal = "deterministic"
-        self.said = [*getattr(self, "said", ()), output.logits.flatten(0, 1)]
+        self.said = [*getattr(self, "said", ()), output.target_logits.flatten(0, 1)]
         return super().grow(output)
 
     def start(self, context: RoundContext) -> Frontier | None:
@@ -205,6 +212,7 @@ BROKEN: dict[str, tuple[Callable[[BuildContext], Any], str]] = {
         finishing(lambda tree: replace(tree, tokens=put(tree.tokens, 2, tree.tokens[1]))),
         "siblings: expected different tokens",
     ),
+    "columns for tokens": (Columns, "the node at"),
     "a token that is none": (
         finishing(lambda tree: replace(tree, tokens=put(tree.tokens, -1, 99))),
         "TokenTree.tokens",

@@ -15,7 +15,7 @@ from torch import nn
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.interfaces import BuildContext, DraftVocabulary
+from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.backbone import Backbone
 
 if TYPE_CHECKING:
@@ -39,6 +39,6 @@ class FalconDrafter(FeatureHead):
             block=config.block,
             aligned=config.phase == "aligned",
             offsets=offsets,
-            vocabulary=DraftVocabulary.of(config.draft_vocabulary, context),
+            vocabulary=context.draft_vocabulary(config.draft_vocabulary),
         )
         self.config = config

@@ -82,8 +82,8 @@ def load_drafter(
         force: load it onto a target that it was not trained for.
 
     Raises:
-        FalconLabError: a file is missing or damaged, the drafter's plug-in is not installed, or
-            it was trained for another target.
+        FalconLabError: a file is missing or damaged, the drafter's plug-in is not installed, it
+            was trained for another target, or its draft vocabulary is of another vocabulary.
     """
     folder = _whole(Path(folder))
     config = read_config(folder)
@@ -100,6 +100,13 @@ def load_drafter(
         owner = components.owner("drafter", node["name"])
         raise FalconLabError(
             f"{folder}: drafter {node['name']!r} of {owner} has no weights to load"
+        )
+    known = trained_for.get("vocab_size")
+    if drafter.vocabulary is not None and known not in (None, target.vocab_size):
+        raise FalconLabError(
+            f"{folder}: its draft vocabulary is some of the {known} tokens of "
+            f"{trained_for['name']}, and {target.name} has {target.vocab_size}; distil a drafter "
+            "for this target"
         )
     _read_weights(folder / WEIGHTS, drafter)
     return drafter.to(device=target.device, dtype=target.dtype).eval()
@@ -193,7 +200,10 @@ def _read_weights(path: Path, drafter: nn.Module) -> None:
         raise FalconLabError(
             f"{path} does not fit its {CONFIG}: {reason}; copy both again, or save it again"
         )
-    drafter.load_state_dict(state)
+    try:
+        drafter.load_state_dict(state)
+    except FalconLabError as error:
+        raise FalconLabError(f"{path}: {error}") from None
 
 
 def _misfit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

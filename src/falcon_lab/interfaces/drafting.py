@@ -393,6 +393,24 @@ class BuildContext:
         """Make the context of components that work with this drafter."""
         return cls(host, drafter.block, drafter.max_passes)
 
+    def draft_vocabulary(
+        self, size: int | None, *, own_head: bool = False
+    ) -> DraftVocabulary | None:
+        """Return the draft vocabulary of a drafter that is being built; None: all tokens.
+
+        Args:
+            size: of the option; None, and as many as the target has or more, are all tokens.
+            own_head: whether the drafter has an LM head of its own.
+
+        Raises:
+            ValueError: there is no room for the tokens that are always in it.
+            FalconLabError: the target's LM head is none of which rows can be copied.
+        """
+        if size is None or size >= self.host.vocab_size:
+            return None
+        counts = None if self.token_counts is None else self.token_counts()
+        return DraftVocabulary(self.host, size, counts, own_head=own_head)
+
     @property
     def deepest(self) -> int | None:
         """Draft tokens on the longest path that a round's passes can reach; None: any number."""

@@ -12,18 +12,36 @@ Shapes: n draft vocabulary, V target's vocabulary, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
 
-if TYPE_CHECKING:
-    from falcon_lab.interfaces.drafting import BuildContext, DrafterHost
-
 OUTSIDE = -100
 """Column of a token that is not in the draft vocabulary: what losses take for a missing label."""
+
+
+class HeadHost(Protocol):
+    """What a draft vocabulary asks of the target: part of ``DrafterHost``."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+    tokenizer: Any
+
+    @property
+    def device(self) -> torch.device:
+        """As ``DrafterHost`` has it."""
+        ...
+
+    def narrow_head(self, tokens: Tensor) -> nn.Module:
+        """As ``DrafterHost`` has it."""
+        ...
+
+    def copy_head(self, tokens: Tensor | None = None) -> nn.Module:
+        """As ``DrafterHost`` has it."""
+        ...
 
 
 class DraftVocabulary(nn.Module):
@@ -56,7 +74,7 @@ class DraftVocabulary(nn.Module):
 
     def __init__(
         self,
-        host: DrafterHost,
+        host: HeadHost,
         size: int,
         counts: Tensor | None = None,
         *,
@@ -70,22 +88,6 @@ class DraftVocabulary(nn.Module):
             self._rows = host.narrow_head(self.ids)
         self._number_columns()
         self.register_load_state_dict_post_hook(_renew_loaded)
-
-    @classmethod
-    def of(
-        cls, size: int | None, context: BuildContext, *, own_head: bool = False
-    ) -> DraftVocabulary | None:
-        """Return that of a drafter that is being built; None where it has all tokens.
-
-        Args:
-            size: n; None, and V or more, are all tokens.
-            context: of the drafter.
-            own_head: as of the class.
-        """
-        if size is None or size >= context.host.vocab_size:
-            return None
-        counts = None if context.token_counts is None else context.token_counts()
-        return cls(context.host, size, counts, own_head=own_head)
 
     @property
     def vocab_size(self) -> int:
@@ -108,8 +110,11 @@ class DraftVocabulary(nn.Module):
         return self.ids[columns]
 
     def columns(self, tokens: Tensor) -> Tensor:
-        """Return the columns of the target's tokens, ``[...]`` long; ``OUTSIDE`` for others."""
-        return self._column[tokens]
+        """Return the columns of the target's tokens, ``[...]`` long.
+
+        ``OUTSIDE`` stands for those that have none, and for ``OUTSIDE`` itself.
+        """
+        return self._column[tokens.clamp_min(0)].where(tokens >= 0, OUTSIDE)
 
     def spread(self, values: Tensor, outside: float) -> Tensor:
         """Spread ``[..., n]`` over the target's vocabulary: ``[..., V]``, ``outside`` elsewhere."""
@@ -158,7 +163,7 @@ def _renew_loaded(vocabulary: nn.Module, _: Any) -> None:
     vocabulary.renew()
 
 
-def most_frequent(host: DrafterHost, size: int, counts: Tensor | None) -> Tensor:
+def most_frequent(host: HeadHost, size: int, counts: Tensor | None) -> Tensor:
     """Choose a draft vocabulary: ``[size]`` long, ascending.
 
     Special tokens and those that end a text are always in it; of tokens that are equally frequent,
@@ -186,7 +191,7 @@ def most_frequent(host: DrafterHost, size: int, counts: Tensor | None) -> Tensor
     return rank.sort(descending=True, stable=True).indices[:size].sort().values
 
 
-def always_kept(host: DrafterHost) -> list[int]:
+def always_kept(host: HeadHost) -> list[int]:
     """Return the tokens that end a text, and those that the tokenizer calls special."""
     tokenizer = host.tokenizer
     added = getattr(tokenizer, "added_tokens_decoder", {})

@@ -22,7 +22,6 @@ from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
-    DraftVocabulary,
     Frontier,
     Observation,
     PassCompiler,
@@ -66,7 +65,7 @@ class DFlashDrafter(TrainableDrafter):
         self.model = DraftModel(shape, config.layers, len(self.taps))
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
         self._anchors = config.anchors
-        self.draft_vocabulary = DraftVocabulary.of(config.draft_vocabulary, context)
+        self.draft_vocabulary = context.draft_vocabulary(config.draft_vocabulary)
         self._pass: ForwardPass = EagerPass(self._forward())
         self._room = ROOM
         self._cache: KVCache | None = None

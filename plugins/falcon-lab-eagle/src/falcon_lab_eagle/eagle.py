@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.interfaces import BuildContext, DraftVocabulary
+from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.backbone import Backbone
 from falcon_lab_eagle import EagleConfig
 
@@ -23,6 +23,6 @@ class EagleDrafter(FeatureHead):
         host = context.host
         fuse = Fuse("linear", host.hidden_size, layers=1, dropout=0.0)
         blocks = Backbone.short(host.config, config.layers)
-        vocabulary = DraftVocabulary.of(config.draft_vocabulary, context)
+        vocabulary = context.draft_vocabulary(config.draft_vocabulary)
         super().__init__(host, fuse, blocks, block=1, vocabulary=vocabulary)
         self.config = config

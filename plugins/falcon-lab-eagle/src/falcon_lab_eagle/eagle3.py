@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_layers import Rows
-from falcon_lab.interfaces import BuildContext, DrafterHost, DraftVocabulary, Prediction
+from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import LayerSizes
 from falcon_lab_eagle import Eagle3Config
@@ -41,7 +41,7 @@ class Eagle3Drafter(FeatureHead):
         host = context.host
         blocks = Backbone(WideLayer(layer_config(host)), width=2 * host.hidden_size)
         own = config.head == "own"
-        vocabulary = DraftVocabulary.of(config.draft_vocabulary, context, own_head=own)
+        vocabulary = context.draft_vocabulary(config.draft_vocabulary, own_head=own)
         super().__init__(host, Fusing(), blocks, block=1, vocabulary=vocabulary)
         self.config = config
         self.needs = frozenset()

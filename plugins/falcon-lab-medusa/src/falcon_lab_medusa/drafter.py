@@ -22,7 +22,6 @@ from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
-    DraftVocabulary,
     Frontier,
     Observation,
     Outputs,
@@ -68,7 +67,7 @@ class MedusaDrafter(TrainableDrafter):
         self.block = config.block
         self.host: Any = context.host
         own = config.head == "own"
-        words = DraftVocabulary.of(config.draft_vocabulary, context, own_head=own)
+        words = context.draft_vocabulary(config.draft_vocabulary, own_head=own)
         self.draft_vocabulary = words
         hidden = self.host.hidden_size
         # One by one: a list that is multiplied would hold one module many times.

@@ -18,7 +18,6 @@ from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
     DraftOutput,
-    DraftVocabulary,
     Frontier,
     Observation,
     PassCompiler,
@@ -60,7 +59,7 @@ class SpsDrafter(TrainableDrafter):
         super().__init__()
         self.config = config
         self.host: Any = context.host
-        words = DraftVocabulary.of(config.draft_vocabulary, context, own_head=True)
+        words = context.draft_vocabulary(config.draft_vocabulary, own_head=True)
         self.draft_vocabulary = words
         self.model = small_model(config, context.host, None if words is None else words.ids)
         self.pretrained = config.model is not None
