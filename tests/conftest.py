@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
-os.environ["WANDB_MODE"] = "offline"
+os.environ["WANDB_MODE"] = "disabled"  # it takes seconds to start; a test that wants it says so
 os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -34,6 +35,12 @@ def pytest_runtest_setup() -> None:
     from pytest_socket import socket_allow_hosts
 
     socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share is no garbage, and is not looked through for any again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

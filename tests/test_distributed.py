@@ -21,7 +21,7 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]
 @pytest.mark.slow
 def test_two_processes_run_every_stage_once(tmp_path: Path) -> None:
     job = ["run", SMOKE, f"out={tmp_path}/out", *smoke(*TWO, target=False)]
-    done = run_apart(*job, FALCON_LAB_CACHE=str(tmp_path / "cache"), WANDB_MODE="disabled")
+    done = run_apart(*job, FALCON_LAB_CACHE=str(tmp_path / "cache"))
     products(tmp_path / "out", ["chain", "tree"])
     for once in ("training it once", "— target", "— data", "— distil", "— evaluate", "— report"):
         assert done.stdout.count(once) == 1, done.stdout

@@ -26,18 +26,12 @@ PACKAGED = ROOT / "src" / "falcon_lab" / "pretraining" / "recipes" / "tiny-code.
 BUILT_IN = EXPERIMENTS / "targets" / "tiny-code.yaml"
 
 
-@pytest.fixture(autouse=True)
-def _without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")  # slow to start; tests/test_sweeps.py has it
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run of the main job."""
     out = tmp_path_factory.mktemp("main") / "csgd"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        patch.setenv("WANDB_MODE", "disabled")
         run(*main_job(out))
     return out
 

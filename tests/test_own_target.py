@@ -16,11 +16,6 @@ CHATML = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-
-
 def settings(model: Path, corpus: Path, out: Path) -> list[str]:
     return [
         *SHORTEST,

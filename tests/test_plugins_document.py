@@ -39,7 +39,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run(put, check=True, capture_output=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        patch.setenv("WANDB_MODE", "disabled")
         patch.setenv("FALCON_LAB_PLUGINS", "my-head")
         patch.syspath_prepend(str(site))
         patch.chdir(folder)

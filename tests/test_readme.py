@@ -36,7 +36,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "prompts.jsonl").write_text('{"question_id": 1, "turns": ["2 + 3?"]}\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALCON_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        patch.setenv("WANDB_MODE", "disabled")
         patch.chdir(folder)
         run("run", "experiments/smoke.yaml", *smoke(target=False))
         yield folder
@@ -168,7 +167,6 @@ def test_every_command_of_the_readme_has_a_test_and_no_test_has_lost_its_command
 def test_a_command_of_the_readme_works(
     text: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.chdir(place)
     CHECKS[text](text)
 

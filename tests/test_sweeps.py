@@ -161,6 +161,7 @@ def test_the_runs_of_a_sweep_are_run_each_in_its_own_folder_and_log_the_metric(
 
     for place in ("DATA", "CACHE", "CONFIG"):
         monkeypatch.setenv(f"WANDB_{place}_DIR", str(tmp_path / "wandb-home"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
     logged = written_down(monkeypatch)
     settings = extremes(sweep["parameters"])

@@ -22,11 +22,6 @@ ONE = ["budgets=[chain-2]", "temperatures=[0]", "only=[csgd,lookup]"]
 """Overrides for the smallest comparison."""
 
 
-@pytest.fixture(autouse=True)
-def _without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-
-
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_recipe(tmp_path_factory.mktemp("comparison"))
