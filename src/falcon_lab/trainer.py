@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 
+from falcon_lab.config.trainer import MANY
 from falcon_lab.errors import ConfigError, one_line
 
 DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
@@ -88,7 +89,7 @@ def check_arguments(
     """
     with _silence():
         make_trainer(arguments, folder, callbacks=[Checkpoint()])
-        length = 2**31 if batches is None else batches  # as many as anything may ask for
+        length = MANY if batches is None else batches  # as many as anything may ask for
         begin = partial(_begin, folder=folder, batches=length, validation=validation)
         try:
             begin(arguments)

@@ -86,9 +86,10 @@ def bench_batches(
     """
     if clock not in ("wall", "cpu"):
         raise FalconLabError(f"clock is wall or cpu, not {clock!r}")
-    ahead, components = target_ahead(experiment.target, announce), load_components()
+    components = load_components()
+    ahead = target_ahead(experiment.target, announce, components)
     Setup.ahead(experiment, ahead, components).check()
-    target = ahead.itself(experiment.target, announce)
+    target = ahead.itself(experiment.target, announce, components)
     setup = Setup(experiment, target, components)
     built = setup.methods()
     engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: setup.plain(), **built.engines}

@@ -20,6 +20,7 @@ from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.prompts import check_prompts
 from falcon_lab.measure.statistics import Interval, resampled
 from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.target import TargetAhead, stored_quality, target_ahead
 from falcon_lab.run import keep_to_one_device
 from falcon_lab.studies.compare import figures
@@ -69,11 +70,12 @@ def compare(
     Raises:
         FalconLabError: for whatever the user can mend; what was finished stays finished.
     """
-    ahead = check_comparison(plan, announce, check)
+    components = load_components()
+    ahead = check_comparison(plan, components, announce, check)
     with holding(plan.folder):
         if not plan.given:
             train_heads(plan, announce, partial(train, ahead=ahead))
-        compared, quality = assembled(plan, ahead, announce)
+        compared, quality = assembled(plan, ahead, components, announce)
         header = compared.setup.header()
         measured = [compared.measure_at(temperature) for temperature in plan.config.temperatures]
     return {
@@ -93,7 +95,9 @@ def compare(
     }
 
 
-def check_comparison(plan: Plan, announce: Callable[[str], None], check: OfHead) -> TargetAhead:
+def check_comparison(
+    plan: Plan, components: Components, announce: Callable[[str], None], check: OfHead
+) -> TargetAhead:
     """See that every head can be trained and measured, without doing it; nothing is written.
 
     Returns:
@@ -105,11 +109,11 @@ def check_comparison(plan: Plan, announce: Callable[[str], None], check: OfHead)
     same_target(plan)
     check_place(plan.folder / f"{plan.base.name}.json", folder=False)
     check_prompts(plan.base.evaluation.prompts)
-    ahead = target_ahead(plan.base.target, announce)
+    ahead = target_ahead(plan.base.target, announce, components)
     for head, seed in () if plan.given else plan.pending:
         keep_to_one_device(head.experiments[seed])
         check(head.experiments[seed], ahead=ahead)
-    setup = Setup.ahead(plan.base, ahead, load_components())
+    setup = Setup.ahead(plan.base, ahead, components)
     with random.fork_rng(devices=[]):
         first = replace(plan, heads=[head.first for head in plan.heads])
         drafters = load_drafters(first, setup, fresh=not plan.given)
@@ -134,14 +138,14 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def assembled(
-    plan: Plan, ahead: TargetAhead, announce: Callable[[str], None]
+    plan: Plan, ahead: TargetAhead, components: Components, announce: Callable[[str], None]
 ) -> tuple[Comparison, dict[str, Any] | None]:
     """Load target, drafters and prompts, and what is known of the target's quality."""
     config = plan.base.target
-    target = ahead.itself(config, announce)
-    setup = Setup.of(plan.base, target, load_components(), announce)
+    target = ahead.itself(config, announce, components)
+    setup = Setup.of(plan.base, target, components, announce)
     compared = Comparison(plan, setup, load_drafters(plan, setup), setup.prompts())
-    return compared, stored_quality(config)
+    return compared, stored_quality(config, components)
 
 
 def protocol_of(compared: Comparison, measured: Sequence[Measured]) -> dict[str, Any]:
