@@ -23,6 +23,7 @@ import click
 
 from falcon_lab import __version__
 from falcon_lab.commands.decode import check, generate
+from falcon_lab.commands.dialogues import dialogues
 from falcon_lab.commands.doctor import doctor
 from falcon_lab.commands.measure import bench, tune
 from falcon_lab.commands.plugins import new_plugin, plugins
@@ -40,7 +41,7 @@ from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.files import explain
 from falcon_lab.plugins.culprits import blame, speaker
 
-RESUMABLE = ("run", "compare")
+RESUMABLE = ("run", "compare", "dialogues")
 """Commands that go on where they stopped when they are given again."""
 
 
@@ -185,6 +186,6 @@ def main(ctx: click.Context, with_traceback: bool) -> None:
 
 for command in (
     *(run, evaluate, compare, generate, check, bench, tune),
-    *(plugins, new_plugin, doctor, view_data),
+    *(plugins, new_plugin, doctor, view_data, dialogues),
 ):
     main.add_command(command)

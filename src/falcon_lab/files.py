@@ -261,6 +261,25 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record).encode() + b"\n")
 
 
+def write_behind(path: Path, size: int, content: bytes) -> int:
+    """Write behind the first ``size`` bytes of a file, in place of what a kill has left there.
+
+    Returns:
+        The bytes that the file then has.
+
+    Raises:
+        FalconLabError: it cannot be written.
+    """
+    make_folder(path.parent)
+    with about(path), path.open("r+b" if path.exists() else "x+b") as file:
+        file.truncate(size)
+        file.seek(size)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return size + len(content)
+
+
 def keep_former(path: Path, *beside: Path) -> Path | None:
     """Rename a file or folder that is there to ``results.1.json``, or the next number that is free.
 

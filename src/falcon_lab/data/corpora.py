@@ -23,6 +23,8 @@ from falcon_lab.files import about
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".js", ".ts", ".java", ".go", ".rs"}
 SCRIPTS = {".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml"}
 TEXT_SUFFIXES = CODE | SCRIPTS | {".txt", ".md", ".rst", ".jsonl"}
+SAMPLES = (".jsonl", ".jsonl.gz")
+"""How files of chats or texts may end, one a line."""
 LEFT_OUT = frozenset(
     {"test", "tests", "idlelib", "idle_test", "lib2to3", "site-packages", "dist-packages"}
     | {"pydoc_data", "__pycache__", "turtledemo", "ensurepip", "lib-dynload"}
@@ -62,7 +64,8 @@ def text_files(root: Path) -> Iterator[tuple[str, Path]]:
     for file in sorted(root.rglob("*")):
         parts = file.relative_to(root).parts
         hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-        if file.suffix in TEXT_SUFFIXES and file.is_file() and not hidden:
+        known = file.suffix in TEXT_SUFFIXES or file.name.endswith(SAMPLES)
+        if known and file.is_file() and not hidden:
             yield file.relative_to(root).as_posix(), file
 
 
@@ -117,6 +120,15 @@ def corpus_fingerprint(name: str) -> str:
     for part in parts:
         whole.update(hashlib.sha256(part).digest())
     return whole.hexdigest()[:16]
+
+
+def corpus_files(name: str) -> list[Path]:
+    """Return the files that a corpus is read from; none where it is generated or a library.
+
+    Raises:
+        FalconLabError: no such path.
+    """
+    return [] if name in ("generated", "stdlib") else _files(Path(name))
 
 
 def digest(text: str) -> str:
@@ -180,7 +192,7 @@ def _documents(file: Path, root: Path) -> Iterator[Document]:
     name = file.relative_to(root).as_posix() if root.is_dir() else file.name
     # One that is no UTF-8 could not be written down.
     name = os.fsencode(name).decode(errors="replace")
-    if file.suffix == ".jsonl":
+    if file.name.endswith(SAMPLES):
         yield from read_documents(file, name)
         return
     text = read_text(file)

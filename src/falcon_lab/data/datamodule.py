@@ -17,6 +17,7 @@ from torch import Tensor
 from falcon_lab.bars import Bar
 from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.corpora import corpus
+from falcon_lab.data.dialogue_card import refuse_other_author
 from falcon_lab.data.documents import Document, load_template
 from falcon_lab.data.encoding import Encoded, encode_all
 from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
@@ -51,6 +52,7 @@ def prepare_data(
         FalconLabError: the corpus cannot be read, or a feature store is named and the drafter
             reads hidden states of layers, which no store has.
     """
+    refuse_other_author(config.corpus, target)
     data = FalconDataModule.for_target(config, target)
     refuse_taps(config, target, drafter, components)
     sequences = data.train_sequences

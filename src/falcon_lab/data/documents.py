@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,7 +13,7 @@ from typing import Any
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about, check_text
-from falcon_lab.stored import parse_json, read_bounded
+from falcon_lab.stored import LARGEST, parse_json, read_bounded
 
 ROLES = {
     "human": "user",
@@ -66,11 +68,25 @@ class Document:
 def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, object)`` of every line that is not blank.
 
+    A file whose name ends in ``.gz`` is read compressed.
+
     Raises:
-        FalconLabError: a line is no JSON object; names file, line and fault.
+        FalconLabError: a line is no JSON object, or the file is no whole archive or too large; names
+            file, line and fault.
     """
-    with about(file, "read"), file.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
+    compressed = file.suffix == ".gz"
+    with (
+        about(file, "read", also=(EOFError, zlib.error)),
+        gzip.open(file) if compressed else file.open("rb") as lines,
+    ):
+        number = unpacked = 0
+        while raw := lines.readline(LARGEST + 1):
+            number += 1
+            unpacked += len(raw)
+            if len(raw) > LARGEST or (compressed and unpacked > LARGEST):  # few bytes may hold much
+                raise FalconLabError(
+                    f"{file}:{number}: more than {LARGEST // 2**20} MiB up to here; split the file"
+                )
             if raw.strip():
                 yield number, _object(raw, f"{file}:{number}")
 
@@ -215,16 +231,30 @@ def render(document: Document, tokenizer: Any, template: str | None = None) -> R
         FalconLabError: there is no template, it refuses the chat, or it does not show where the
             assistant's answers begin and end.
     """
+    chat = _chat(document, tokenizer, template)
+    if isinstance(chat.template, str) and _TAG.search(chat.template):
+        return chat.by_marks()
+    return chat.by_prefixes()
+
+
+def chat_text(document: Document, tokenizer: Any, template: str | None = None) -> str:
+    """Return a chat as text, to where the assistant's answer begins.
+
+    Raises:
+        FalconLabError: there is no template, or it refuses the chat.
+    """
+    chat = _chat(document, tokenizer, template)
+    return chat.text(chat.messages, prompt=True)
+
+
+def _chat(document: Document, tokenizer: Any, template: str | None) -> _Chat:
     chosen = template or getattr(tokenizer, "chat_template", None)
     if not chosen:
         raise FalconLabError(
             f"sample {document.id} ({document.source}) is a chat, and the tokenizer has no chat "
             "template; set data.chat_template=plain, or to a file with a template"
         )
-    chat = _Chat(document, tokenizer, chosen)
-    if isinstance(chosen, str) and _TAG.search(chosen):
-        return chat.by_marks()
-    return chat.by_prefixes()
+    return _Chat(document, tokenizer, chosen)
 
 
 def _with_marks(template: str) -> str:

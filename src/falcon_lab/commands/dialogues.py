@@ -1,0 +1,211 @@
+"""``dialogues``: an instruct target writes the chats that drafters for it are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from falcon_lab.commands.arguments import (
+    COUNT,
+    FILE,
+    OVERRIDABLE,
+    overrides_argument,
+    overrides_of,
+    progress,
+    settings,
+)
+from falcon_lab.config.load import load_experiment
+from falcon_lab.config.overrides import plain_overrides
+from falcon_lab.config.schema import MOST_STEPS, Experiment, PromptsConfig
+from falcon_lab.errors import FalconLabError
+from falcon_lab.fields import TEMPERATURES
+from falcon_lab.files import check_place, locked, make_folder
+
+if TYPE_CHECKING:
+    from falcon_lab.data.dialogue_card import Card
+    from falcon_lab.data.dialogue_rules import KeptOut
+
+SHARE = click.FloatRange(0, 1)
+WRITTEN_IN = {"target.dtype": "bfloat16", "target.lean": True}
+"""Settings of this command that overrides may change."""
+MOST_PROMPTS = 10**6
+"""Of a set that is kept out."""
+
+
+@click.command(context_settings=OVERRIDABLE)
+@settings("target")
+@click.option(
+    "--out", type=FILE, required=True, help="The file: x.jsonl, or x.jsonl.gz compressed."
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 10**12),
+    default=100_000,
+    show_default=True,
+    help="Answer tokens to write.",
+)
+@click.option("--questions", type=FILE, help="Mix questions of this JSONL in: texts or chats.")
+@click.option(
+    "--share", type=SHARE, default=0.5, show_default=True, help="Of questions that are given."
+)
+@click.option(
+    "--sampled",
+    type=SHARE,
+    default=0.0,
+    show_default=True,
+    help="Share of the answers that are sampled; the others are greedy.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Of questions and sampled answers.",
+)
+@click.option("--question-tokens", type=COUNT, default=128, show_default=True, help="At most.")
+@click.option("--answer-tokens", type=COUNT, default=512, show_default=True, help="At most.")
+@click.option("--batch", type=COUNT, default=64, show_default=True, help="Texts side by side.")
+@click.option(
+    "--part",
+    type=click.IntRange(1, MOST_STEPS),
+    default=256,
+    show_default=True,
+    help="Dialogues that are written down together; an interruption costs as many at the most.",
+)
+@click.option(
+    "--keep-out",
+    multiple=True,
+    help="Prompts that no dialogue may hold: a set or a JSONL file, as evaluation.prompts.name.",
+)
+@settings("seed")
+@overrides_argument
+def dialogues(
+    out: Path,
+    tokens: int,
+    questions: Path | None,
+    keep_out: tuple[str, ...],
+    overrides: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Let an instruct target write training dialogues: questions behind its own chat template.
+
+    Writes a JSONL of chats, which data.corpus reads, and a card beside it. The same command goes on
+    where it stopped; with more --tokens it adds to the file. Other arguments are overrides, such as
+    target.dtype=float32, data.chat_template=FILE or evaluation.threads=1.
+    """
+    from falcon_lab.data.corpora import SAMPLES
+
+    known = plain_overrides(WRITTEN_IN, "falcon-lab dialogues")
+    experiment = load_experiment(None, overrides_of(options, overrides), known=known)
+    if not out.name.endswith(SAMPLES):
+        raise FalconLabError(f"--out {out}: must end in {' or '.join(SAMPLES)}")
+    if problem := TEMPERATURES.refusal(options["temperature"]):
+        raise FalconLabError(f"--temperature {problem}")
+    check_place(out, folder=False)
+    busy = f"{out}: another process writes it; wait for its end, or give another --out"
+    with locked(make_folder(out.parent) / f".{out.name}.lock", busy=busy):
+        card = write(experiment, out, tokens, questions, keep_out, options)
+    click.echo(summary(card, out))
+
+
+def write(
+    experiment: Experiment,
+    out: Path,
+    tokens: int,
+    questions: Path | None,
+    keep_out: tuple[str, ...],
+    options: dict[str, Any],
+) -> Card:
+    """Check everything, and write until there are so many answer tokens.
+
+    Raises:
+        FalconLabError: what the user can mend; what was written stays written.
+    """
+    from falcon_lab.bars import Bar
+    from falcon_lab.data.dialogues import (
+        ChatForm,
+        Dialogist,
+        DialogueSettings,
+        open_card,
+        read_questions,
+        write_dialogues,
+    )
+    from falcon_lab.data.documents import load_template
+    from falcon_lab.measure.prompts import check_prompts
+    from falcon_lab.plugins.discovery import load_components
+    from falcon_lab.pretraining.target import target_ahead
+    from falcon_lab.timing import torch_threads
+
+    chosen = DialogueSettings(
+        seed=experiment.evaluation.seed,
+        temperature=options["temperature"],
+        sampled=options["sampled"],
+        given=options["share"],
+        question_tokens=options["question_tokens"],
+        answer_tokens=options["answer_tokens"],
+        batch_size=options["batch"],
+        part=options["part"],
+    )
+    template = load_template(experiment.data.chat_template)
+    asked = [] if questions is None else read_questions(questions)
+    for name in keep_out:
+        check_prompts(PromptsConfig(name=name))
+    components = load_components()
+    ahead = target_ahead(experiment.target, progress, components)
+    ChatForm.of(ahead.target, template)
+    target = ahead.itself(experiment.target, progress, components)
+    kept_out = kept_out_of(experiment, keep_out, target.tokenizer)
+    dialogist = Dialogist(target, ChatForm.of(target, template), chosen, asked, kept_out)
+    card = open_card(out, dialogist, target, kept_out)
+    done = card.answer_tokens
+    with (
+        torch_threads(experiment.evaluation.threads),
+        Bar(desc="dialogues", total=max(tokens, done), initial=done, unit="tok") as bar,
+    ):
+        return write_dialogues(out, dialogist, card, tokens, bar.update)
+
+
+def kept_out_of(experiment: Experiment, names: tuple[str, ...], tokenizer: Any) -> KeptOut:
+    """Return the prompts of sets by name, none of which a dialogue may hold.
+
+    Raises:
+        FalconLabError: one cannot be read.
+    """
+    from falcon_lab.data.dialogue_rules import KeptOut
+    from falcon_lab.measure.prompts import load_prompts
+
+    data, sets = experiment.data, {}
+    for name in dict.fromkeys([*with_sources(), *names]):
+        chosen = PromptsConfig(name=name, limit=MOST_PROMPTS)
+        found = load_prompts(chosen, corpus=data.corpus, tokenizer=tokenizer, seed=data.seed)
+        sets[Path(name).name] = [turn for prompt in found for turn in prompt.turns]
+    return KeptOut.of(sets)
+
+
+def with_sources() -> list[str]:
+    """Return the sets that are always kept out: those that need neither a file nor a network."""
+    from falcon_lab.data.corpora import standard_library
+
+    try:
+        standard_library()
+    except FalconLabError:  # a Python without them is not evaluated on them
+        return []
+    return ["stdlib"]
+
+
+def summary(card: Card, out: Path) -> str:
+    """Return what was written and what was left out, a line each."""
+    from falcon_lab.data.dialogue_card import card_path
+
+    rate = card.answer_tokens / max(card.seconds, 1e-9)
+    sets = ", ".join(f"{name} ({count})" for name, count in card.kept_out.items())
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(card.dropped.items()))
+    return (
+        f"{out}: {card.dialogues:,} dialogues, {card.answer_tokens:,} answer tokens "
+        f"({rate:.0f} a second)\n"
+        f"dropped: {dropped or 'none'}\n"
+        f"no prompt of these is in it: {sets}\n"
+        f"card: {card_path(out)}"
+    )

@@ -1,0 +1,516 @@
+"""Dialogues that an instruct target writes itself: what a drafter should be trained on.
+
+Behind the header of a user's turn the target writes the question (as in Magpie, arXiv 2406.08464),
+and then the answer to it. Dialogues are numbered, everything random about one is seeded by (seed,
+number), and they are written in parts, each of which begins with empty caches and is appended to
+the file whole. So the file depends neither on when it was interrupted nor, but for rounding, on how
+many texts are written side by side.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from falcon_lab.data.corpora import digest
+from falcon_lab.data.dialogue_card import SHOWN, Card, Line, Statistics, Writer, card_path
+from falcon_lab.data.dialogue_rules import UNREADABLE, EndOrLoop, KeptOut, fault_of, words
+from falcon_lab.data.documents import Document, chat_text, read_documents, read_jsonl
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import write_behind
+from falcon_lab.sampling import Sampling
+from falcon_lab.stored import fitting
+from falcon_lab.timing import Stopwatch
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.generation import Generation
+    from falcon_lab.model.target import Target
+
+OnText = Callable[[int], None]
+"""Called with the number of tokens of every answer that was written."""
+
+_MARK = "\uf8f2"
+"""Stands for the content of a message; of private use, so that no template writes it."""
+
+
+@dataclass(frozen=True)
+class DialogueSettings:
+    """What decides the dialogues, beside target and template.
+
+    Attributes:
+        seed: of all that is drawn.
+        temperature: of what is sampled: the questions, and some answers.
+        sampled: share of the answers that are sampled; the others are greedy.
+        given: share of the questions that are taken from those given, as long as there are any.
+        question_tokens: of a question at the most; a longer one is dropped.
+        answer_tokens: of an answer at the most; a longer one is cut.
+        batch_size: texts side by side.
+        part: dialogues that are begun together, and of which an interruption costs one lot.
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    sampled: float = 0.0
+    given: float = 0.5
+    question_tokens: int = 128
+    answer_tokens: int = 512
+    batch_size: int = 64
+    part: int = 256
+
+
+# --- questions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """A chat template, as far as a target must know it to write both sides.
+
+    Attributes:
+        tokenizer: the target's.
+        template: in place of its own; None: its own.
+        header: tokens before a user's first words.
+        closing: what ends them where no end token does, or empty.
+    """
+
+    tokenizer: Any
+    template: str | None
+    header: list[int]
+    closing: str
+
+    @classmethod
+    def of(cls, target: Target, template: str | None = None) -> ChatForm:
+        """Find out how a target's chats begin.
+
+        Raises:
+            FalconLabError: there is no chat template, or it hides what a user says.
+        """
+        tokenizer = target.tokenizer
+        if not (template or getattr(tokenizer, "chat_template", None)):
+            raise FalconLabError(
+                f"target {target.name} has no chat template, so that it cannot write dialogues; "
+                "choose an instruct model, or set data.chat_template to a file with a template"
+            )
+        text = chat_text(_asked(_MARK), tokenizer, template)
+        before, mark, after = text.partition(_MARK)
+        if not mark or _MARK in after:
+            raise FalconLabError(
+                f"target {target.name}: its chat template does not show once what a user says; set "
+                "data.chat_template to a file with another one"
+            )
+        ids = _encoded(after, tokenizer)
+        ends = bool(ids) and ids[0] in target.eos_ids
+        header = _encoded(before.rstrip(" "), tokenizer)
+        if not header:
+            raise FalconLabError(
+                f"target {target.name}: its chat template writes nothing before what a user says, "
+                "so that a target cannot tell where to begin; set data.chat_template to a file "
+                "with another one"
+            )
+        return cls(tokenizer, template, header, "" if ends else after.strip())
+
+    def prompt(self, question: str) -> list[int]:
+        """Return all that the target reads before it answers."""
+        return _encoded(chat_text(_asked(question), self.tokenizer, self.template), self.tokenizer)
+
+
+def _asked(question: str) -> Document:
+    return Document("of a user", messages=[{"role": "user", "content": question}])
+
+
+def _encoded(text: str, tokenizer: Any) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def read_questions(path: Path) -> list[str]:
+    """Return the questions of a JSONL: texts, or what the user says first in chats.
+
+    Raises:
+        FalconLabError: a line is neither, or there is no question.
+    """
+    found = []
+    for document in read_documents(path, path.name):
+        turns = document.messages or [{"role": "user", "content": document.text or ""}]
+        found += [turn["content"] for turn in turns if turn["role"] == "user"][:1]
+    if not any(map(words, found)):
+        raise FalconLabError(f"{path}: there is no question in it")
+    return found
+
+
+# --- a part -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Draft:
+    """A dialogue that is being written."""
+
+    number: int
+    question: str
+    question_tokens: int
+    given: bool
+
+
+@dataclass
+class Part:
+    """What came of the dialogues that were begun together."""
+
+    lines: list[Line] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)
+    overlaps: list[dict[str, Any]] = field(default_factory=list)
+    _keys: set[str] = field(default_factory=set)
+
+    def takes(self, key: str) -> bool:
+        """Return whether a text has not been in this part, and remember it."""
+        known = key in self._keys
+        self._keys.add(key)
+        return not known
+
+    def drop(self, reason: str) -> None:
+        """Count a dialogue that is left out."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+class Dialogist:
+    """A target that writes dialogues.
+
+    Args:
+        target: the model.
+        form: of its chats.
+        settings: what decides them.
+        questions: that are given.
+        kept_out: prompts that none may hold.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        form: ChatForm,
+        settings: DialogueSettings,
+        questions: Sequence[str] = (),
+        kept_out: KeptOut | None = None,
+    ) -> None:
+        self.settings = settings
+        self._engine = PlainEngine(target)
+        self._form = form
+        self._kept_out = kept_out or KeptOut()
+        self._special = _special(target)
+        order = partial(_digest_of, settings.seed)
+        self._given = [questions[i] for i in sorted(range(len(questions)), key=order)]
+        tokenizer = target.tokenizer
+        self._ends_question = EndOrLoop(
+            target.eos_ids, [form.closing] if form.closing else [], tokenizer
+        )
+        self._ends_answer = EndOrLoop(target.eos_ids, [], tokenizer)
+
+    def facts(self) -> dict[str, Any]:
+        """Return all that decides the dialogues, as plain values."""
+        target = self._engine.target
+        others = [self._form.header, self._form.closing, self._form.template or ""]
+        return {
+            **asdict(self.settings),
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "template": digest(json.dumps(others))[:12],
+            "questions": digest(json.dumps(self._given))[:12] if self._given else None,
+            "kept_out": digest(json.dumps(self._kept_out.facts))[:12],
+        }
+
+    def part(self, number: int, seen: Collection[str], on_text: OnText) -> Part:
+        """Write the dialogues of a part.
+
+        Args:
+            number: of the part.
+            seen: keys of all questions and answers that are in the file (``keys_of``).
+            on_text: called as answers are written.
+        """
+        made = Part()
+        size = self.settings.part
+        drafts = self._questions(range(number * size, (number + 1) * size), made, seen)
+        answers = dict(self._answers(drafts, on_text))
+        for draft in drafts:
+            line = self._line(draft, answers[draft.number], made, seen)
+            if line is not None:
+                made.lines.append(line)
+        return made
+
+    # --- questions --------------------------------------------------------------------------
+
+    def _questions(self, numbers: Sequence[int], made: Part, seen: Collection[str]) -> list[Draft]:
+        """Return the questions of a part that are left after all rules, in their order."""
+        given = {n: text for n in numbers if (text := self._given_at(n)) is not None}
+        asked = [n for n in numbers if n not in given]
+        header = self._form.header
+        texts = self._write(
+            {n: header for n in asked}, self._ends_question, "question", sampled=True
+        )
+        written = dict(texts)
+        drafts = []
+        for number in numbers:
+            if number in given:
+                draft = self._given_draft(number, given[number], made)
+            else:
+                draft = self._written_draft(number, written[number], made)
+            if draft is not None and self._is_new(draft.question, "question", made, seen):
+                drafts.append(draft)
+        return drafts
+
+    def _given_at(self, number: int) -> str | None:
+        """Return the given question of a number: they are spread evenly, each asked once."""
+        share = self.settings.given
+        place = int(number * share)
+        if int((number + 1) * share) == place or place >= len(self._given):
+            return None
+        return self._given[place]
+
+    def _given_draft(self, number: int, text: str, made: Part) -> Draft | None:
+        text = text.strip()
+        tokens = _encoded(text, self._form.tokenizer)
+        if not words(text):
+            made.drop("empty")
+        elif len(tokens) > self.settings.question_tokens:
+            made.drop("long")
+        elif not self._special.isdisjoint(tokens):
+            made.drop("broken")
+        else:
+            return Draft(number, text, len(tokens), given=True)
+        return None
+
+    def _written_draft(self, number: int, written: Generation, made: Part) -> Draft | None:
+        tokens = _without_end(written.tokens, self._ends_question)
+        text = self._ends_question.text(tokens).strip()
+        reason = fault_of(text, tokens, self._special)
+        if reason is None and written.finish in ("length", "context"):
+            reason = "long"
+        if reason is not None:
+            made.drop(reason)
+            return None
+        return Draft(number, text, len(written.tokens), given=False)
+
+    def _is_new(self, text: str, what: str, made: Part, seen: Collection[str]) -> bool:
+        """Return whether a text is neither a duplicate nor an evaluation's."""
+        if (hit := self._kept_out.hit(text)) is not None:
+            made.drop("overlap")
+            made.overlaps.append({"in": what, "set": hit.source, "words": hit.words})
+            return False
+        key = _key(what, text)
+        if not made.takes(key) or key in seen:
+            made.drop("duplicate")
+            return False
+        return True
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def _answers(
+        self, drafts: Sequence[Draft], on_text: OnText
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield every question's number and answer."""
+        prompts = {draft.number: self._form.prompt(draft.question) for draft in drafts}
+        for sampled in (False, True):
+            chosen = {n: p for n, p in prompts.items() if self._is_sampled(n) is sampled}
+            for number, answer in self._write(chosen, self._ends_answer, "answer", sampled=sampled):
+                on_text(len(answer.tokens))
+                yield number, answer
+
+    def _is_sampled(self, number: int) -> bool:
+        return _seed(self.settings.seed, number, "sampled") / _SEEDS < self.settings.sampled
+
+    def _line(
+        self, draft: Draft, answer: Generation, made: Part, seen: Collection[str]
+    ) -> Line | None:
+        tokens = _without_end(answer.tokens, self._ends_answer)
+        text = self._ends_answer.text(tokens)
+        if answer.finish in ("length", "context"):  # may end within a character
+            text = text.rstrip(UNREADABLE)
+        text = text.strip()
+        reason = fault_of(text, tokens, self._special)
+        if reason is not None:
+            made.drop(reason)
+            return None
+        if not self._is_new(text, "answer", made, seen):
+            return None
+        chat = [{"role": "user", "content": draft.question}, {"role": "assistant", "content": text}]
+        return Line(
+            draft.number,
+            chat,
+            [draft.question_tokens, len(answer.tokens)],
+            draft.given,
+            self._is_sampled(draft.number),
+            answer.finish,
+        )
+
+    def _write(
+        self, prompts: Mapping[int, list[int]], stop: EndOrLoop, what: str, *, sampled: bool
+    ) -> Iterator[tuple[int, Generation]]:
+        """Continue prompts side by side; yield each one's number and text as it ends."""
+        if not prompts:
+            return
+        settings, device = self.settings, self._engine.target.device
+        numbers = list(prompts)
+        draws = [
+            torch.Generator(device).manual_seed(_seed(settings.seed, n, what)) for n in numbers
+        ]
+        found = self._engine.stream(
+            [torch.tensor(prompts[n], device=device) for n in numbers],
+            batch_size=settings.batch_size,
+            max_new_tokens=getattr(settings, f"{what}_tokens"),
+            sampling=Sampling(settings.temperature if sampled else 0.0),
+            generators=draws,
+            stop=stop,
+        )
+        for place, generation in found:
+            yield numbers[place], generation
+
+
+def keys_of(line: Line) -> set[str]:
+    """Return by what question and answer are known again."""
+    return {_key("question", line.question), _key("answer", line.answer)}
+
+
+def _key(what: str, text: str) -> str:
+    return digest(f"{what}:{' '.join(words(text))}")[:24]
+
+
+_SEEDS = 2**60
+
+
+def _seed(*parts: object) -> int:
+    """Return a seed of its own for everything that is drawn."""
+    return int(digest(":".join(map(str, parts)))[:15], 16)
+
+
+def _digest_of(seed: int, number: int) -> str:
+    return digest(f"{seed}:{number}")
+
+
+def _special(target: Target) -> frozenset[int]:
+    """Return the tokens that no text may hold: all that are special, but for the ends."""
+    tokenizer = target.tokenizer
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    ids = {number for number, token in added.items() if getattr(token, "special", False)}
+    return frozenset(ids | set(tokenizer.all_special_ids) | target.eos_ids)
+
+
+def _without_end(tokens: list[int], stop: EndOrLoop) -> list[int]:
+    return tokens[:-1] if tokens[-1:] and tokens[-1] in stop.eos_ids else tokens
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def open_card(path: Path, dialogist: Dialogist, target: Target, kept_out: KeptOut) -> Card:
+    """Return the card of a file that is to be begun or continued.
+
+    Raises:
+        FalconLabError: the file is a stranger's, was written otherwise, or has lost its end.
+    """
+    facts = json.loads(json.dumps(dialogist.facts()))
+    if not card_path(path).exists():
+        if path.exists():
+            raise FalconLabError(
+                f"{path}: is there already without {card_path(path).name}, so it is no unfinished "
+                "file of dialogues; move it or give another --out"
+            )
+        return Card(Writer(target.name, target.fingerprint), facts, dict(kept_out.sets))
+    card = Card.read(path)
+    if card.target.fingerprint != target.fingerprint:
+        raise FalconLabError(
+            f"{path}: was written by {card.target.name} (fingerprint {card.target.fingerprint}), "
+            f"and the target is {target.name} ({target.fingerprint}); give another --out"
+        )
+    if differing := sorted(
+        k for k in {*facts, *card.settings} if facts.get(k) != card.settings.get(k)
+    ):
+        told = ", ".join(f"{k}={card.settings.get(k)}" for k in differing)
+        raise FalconLabError(
+            f"{path}: was begun with {told}; continue it with the same, or give another --out"
+        )
+    size = path.stat().st_size if path.exists() else 0
+    if size < card.bytes:
+        raise FalconLabError(
+            f"{path}: has {size} bytes, and its card counts {card.bytes}; its end is lost: copy it "
+            "again, or delete both and begin anew"
+        )
+    return card
+
+
+def write_dialogues(
+    path: Path, dialogist: Dialogist, card: Card, tokens: int, on_text: OnText
+) -> Card:
+    """Write parts until the file has so many answer tokens.
+
+    Args:
+        path: the file, compressed where its name ends in ``.gz``.
+        dialogist: writes them.
+        card: of the file, as ``open_card`` gives it.
+        tokens: answer tokens that are wanted; the last part may exceed them.
+        on_text: called as answers are written.
+
+    Raises:
+        FalconLabError: something cannot be written, or the target writes nothing that is left.
+    """
+    card.write(path)
+    write_behind(path, card.bytes, b"")  # behind it is what a kill has left of a part
+    statistics, seen, barren = Statistics(), set[str](), 0
+    lines = _lines(path)
+    while True:
+        for line in lines:
+            statistics.add(line)
+            seen |= keys_of(line)
+        statistics.describe(card)
+        card.write(path)
+        if card.answer_tokens >= tokens:
+            return card
+        with Stopwatch() as watch:
+            part = dialogist.part(card.parts, seen, on_text)
+        barren = 0 if part.lines else barren + 1
+        if barren == BARREN:
+            _refuse_barren(card, part)
+        card.bytes = write_behind(path, card.bytes, _block(path, part.lines))
+        card.parts += 1
+        card.seconds = round(card.seconds + watch.wall, 3)
+        for reason, count in part.dropped.items():
+            card.dropped[reason] = card.dropped.get(reason, 0) + count
+        card.overlaps = [*card.overlaps, *part.overlaps][:SHOWN]
+        lines = part.lines
+
+
+def _lines(path: Path) -> list[Line]:
+    """Return the dialogues of a file.
+
+    Raises:
+        FalconLabError: a line is none that we wrote.
+    """
+    found = []
+    for number, value in read_jsonl(path):
+        line = fitting(value, Line)
+        if line is None:
+            raise FalconLabError(
+                f"{path}:{number}: is no dialogue as falcon-lab writes them, so that the file "
+                "cannot be continued; give another --out"
+            )
+        found.append(line)
+    return found
+
+
+def _block(path: Path, lines: Sequence[Line]) -> bytes:
+    """Return lines as they are appended: the same bytes whenever they are written."""
+    text = "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
+    return gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+
+
+BARREN = 3
+"""Parts in a row of which nothing is left, after which the target is given up."""
+
+
+def _refuse_barren(card: Card, part: Part) -> None:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(part.dropped.items()))
+    raise FalconLabError(
+        f"target {card.target.name} wrote {BARREN} parts of which no dialogue is left (of the "
+        f"last: {reasons}); it may be no instruct model, or --temperature too high or low"
+    )
