@@ -27,7 +27,7 @@ from falcon_lab.data.documents import PLAIN, read_documents
 from falcon_lab.data.encoding import encode
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.target import Target
-from tiny_models import tiny_target
+from tiny_models import tiny_model, tiny_target, tiny_tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'][:1] + message['content'] + eos_token }}"
@@ -44,9 +44,12 @@ class Stopped(Exception):
 
 def chat_target(seed: int = 0, **shape: int) -> Target:
     """A target whose texts are soon over: one token of 26 ends them."""
-    target = tiny_target(vocab=26, layers=1, hidden=16, seed=seed, **shape)
-    target.tokenizer.chat_template = TEMPLATE
-    return target
+    model = tiny_model("llama", vocab=26, layers=1, hidden=16, seed=seed, **shape)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.3)  # no token is likely, when texts are sampled
+    tokenizer = tiny_tokenizer(26)
+    tokenizer.chat_template = TEMPLATE
+    return Target(model, tokenizer, name="tiny-chat")
 
 
 def write(

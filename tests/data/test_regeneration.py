@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,12 @@ class Writer:
     def __init__(self) -> None:
         self.given: list[list[int]] = []
 
-    def __call__(self, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], length: int
+    ) -> Iterator[tuple[int, list[int]]]:
         self.given += [list(prompt) for prompt in prompts]
-        return [[*prompt, *[-1] * (length - len(prompt))] for prompt in prompts]
+        for number, prompt in reversed(list(enumerate(prompts))):
+            yield number, [*prompt, *[-1] * (length - len(prompt))]
 
 
 def _texts(count: int = 40, length: int = 30) -> list[Encoded]:

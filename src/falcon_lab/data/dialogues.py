@@ -197,7 +197,7 @@ class Dialogist:
         kept_out: KeptOut | None = None,
     ) -> None:
         self.settings = settings
-        self._engine = PlainEngine(target)
+        self._engine = PlainEngine(target, shares_beginnings=True)
         self._form = form
         self._kept_out = kept_out or KeptOut()
         self._special = _special(target)

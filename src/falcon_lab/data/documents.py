@@ -71,8 +71,8 @@ def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     A file whose name ends in ``.gz`` is read compressed.
 
     Raises:
-        FalconLabError: a line is no JSON object, or the file is no whole archive or too large; names
-            file, line and fault.
+        FalconLabError: a line is no JSON object, or the file is cut off or too large; names file,
+            line and fault.
     """
     compressed = file.suffix == ".gz"
     with (
@@ -83,7 +83,8 @@ def read_jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         while raw := lines.readline(LARGEST + 1):
             number += 1
             unpacked += len(raw)
-            if len(raw) > LARGEST or (compressed and unpacked > LARGEST):  # few bytes may hold much
+            # A small file may unpack to more than there is memory.
+            if len(raw) > LARGEST or (compressed and unpacked > LARGEST):
                 raise FalconLabError(
                     f"{file}:{number}: more than {LARGEST // 2**20} MiB up to here; split the file"
                 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,11 +22,9 @@ from falcon_lab.bars import Bar
 from falcon_lab.data.encoding import Encoded
 from falcon_lab.files import write_whole
 
-BATCH = 96
-"""Texts in a batch."""
-
-Write = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-"""Prompts and the longest length to whole texts (``decoding.plain.continue_texts`` of a target)."""
+Write = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[int, list[int]]]]
+"""Prompts and the longest length to each one's number and whole text, in any order
+(``decoding.plain.continue_texts`` of a target)."""
 
 
 def regenerate(
@@ -91,11 +89,9 @@ def _written(
     order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
     texts: dict[int, list[int]] = {}
     with Bar(total=len(order), desc="regenerating", unit="text") as bar:
-        for at in range(0, len(order), BATCH):
-            group = order[at : at + BATCH]
-            whole = write([beginnings[number] for number in group], length)
-            texts.update(zip(group, whole, strict=True))
-            bar.update(len(group))
+        for place, text in write([beginnings[number] for number in order], length):
+            texts[order[place]] = text
+            bar.update()
     if path is not None:
         _keep(path, [texts[number] for number in sorted(texts)])
     return texts

@@ -6,7 +6,7 @@ Shapes: B sequences, P prompt tokens, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,20 +31,31 @@ class PlainEngine(Engine):
     Args:
         target: the model.
         decoding: how to run it; None: the defaults.
+        shares_beginnings: do not read again what a prompt has in common with the one before it in
+            its place. Off where speed is compared, as a drafter must see every prompt whole.
     """
 
     lossless = True
     max_nodes = 0
 
-    def __init__(self, target: Target, *, decoding: DecodingConfig | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        decoding: DecodingConfig | None = None,
+        shares_beginnings: bool = False,
+    ) -> None:
         self.target = target
         self.decoding = decoding or DecodingConfig()
+        self._shares_beginnings = shares_beginnings
 
     def rounds(
         self, sequences: TargetSequences, count: int, length: int, sampling: Sampling
     ) -> Rounds:
         """Make rounds of one step."""
-        return PlainRounds(self.target, sequences, sampling, self.decoding.prefill_chunk)
+        shares = self._shares_beginnings and count > 1
+        chunk = self.decoding.prefill_chunk
+        return PlainRounds(self.target, sequences, sampling, chunk, shares_beginnings=shares)
 
     def drafter_bytes(self, length: int) -> int:
         """Return 0: nothing is drafted."""
@@ -59,24 +70,41 @@ class PlainRounds:
         sequences: its passes over all of them.
         sampling: how tokens are drawn.
         chunk: tokens of a prompt that are read in one pass.
+        shares_beginnings: as of ``PlainEngine``.
     """
 
     def __init__(
-        self, target: Target, sequences: TargetSequences, sampling: Sampling, chunk: int
+        self,
+        target: Target,
+        sequences: TargetSequences,
+        sampling: Sampling,
+        chunk: int,
+        *,
+        shares_beginnings: bool = False,
     ) -> None:
         self._target = target
         self._sequences = sequences
         self._sampling = sampling
         self._chunk = chunk
+        self._shares_beginnings = shares_beginnings
+        self._read: dict[int, Tensor] = {}  # place -> the prompt that its memory begins with
 
     def admit(self, place: int, sequence: DecodedSequence, cache: KVCache) -> None:
         """Read a new sequence's prompt, and draw its root."""
-        passes = self._target.read(sequence.prompt, cache, chunk=self._chunk)
+        prompt = sequence.prompt
+        if self._shares_beginnings:
+            kept = common_beginning(prompt[:-1], self._read.get(place, prompt[:0]))
+            self._read[place] = prompt
+            cache.resume(kept)
+            prompt = prompt[kept:]
+        passes = self._target.read(prompt, cache, chunk=self._chunk)
         output = deque(passes, maxlen=1).pop()  # the last one's logits are all that is wanted
         sequence.root = self._sampling.draw(output.logits[-1], sequence.generator)
 
     def move(self, source: int, goal: int) -> None:
-        """Do nothing: a place has no components."""
+        """Move what is known of a place's memory, which has moved."""
+        if source in self._read:
+            self._read[goal] = self._read.pop(source)
 
     def run(self, sequences: Sequence[DecodedSequence], clock: PhaseClock) -> None:
         """Add a token to every sequence."""
@@ -106,29 +134,36 @@ class PlainRounds:
         return torch.stack(draws)
 
 
+def common_beginning(first: Tensor, second: Tensor) -> int:
+    """Return how many tokens two texts have in common before they differ."""
+    least = min(len(first), len(second))
+    return int((first[:least] == second[:least]).long().cumprod(0).sum())
+
+
+@torch.inference_mode()
 def continue_texts(
-    target: Target, prompts: Sequence[Sequence[int]], length: int
-) -> list[list[int]]:
-    """Let a target continue texts greedily, all of them side by side.
+    target: Target, prompts: Sequence[Sequence[int]], length: int, *, batch_size: int = 96
+) -> Iterator[tuple[int, list[int]]]:
+    """Let a target continue texts greedily, side by side.
 
     Args:
         target: the model.
         prompts: lists of at least one and at most ``length`` tokens.
         length: tokens of a text at the most, its prompt counted. A text ends before with one of
             the target's end tokens.
+        batch_size: texts side by side; one that has ended gives its place to the next.
 
-    Returns:
-        Each prompt with what follows it.
+    Yields:
+        Each prompt's number, and the prompt with what follows it, as soon as it has ended.
     """
-    texts = [list(prompt) for prompt in prompts]
     stop, draws = StopCondition(target.eos_ids), torch.Generator(target.device)
     waiting = []
-    for number, text in enumerate(texts):
+    for number, text in enumerate(prompts):
         if len(text) < length:
             prompt = torch.tensor(text, device=target.device)
             transcript = begin(prompt, length - len(text), target.max_positions, stop)
             waiting.append(DecodedSequence(number, prompt, transcript, draws))
-    with torch.inference_mode():
-        for ended in PlainEngine(target).decode(waiting, len(waiting), Sampling()):
-            texts[ended.number] += ended.transcript.tokens
-    return texts
+        else:
+            yield number, list(text)
+    for ended in PlainEngine(target).decode(waiting, batch_size, Sampling()):
+        yield ended.number, [*prompts[ended.number], *ended.transcript.tokens]

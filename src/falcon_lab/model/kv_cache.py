@@ -154,6 +154,11 @@ class KVCache(Cache):
             raise FalconLabError(f"cannot cut the KV cache's {self.length} positions to {length}")
         self._set_length(length)
 
+    def resume(self, length: int) -> None:
+        """Take the first positions of the memory as read: an earlier text began with the same."""
+        self.length = length
+        self._filled = [0 if pair is None else length for pair in self._states]
+
     def begin(
         self, sequences: Sequence[int] | None = None, starts: Sequence[int] | None = None
     ) -> None:
@@ -477,6 +482,15 @@ class PlaceCache(KVCache):
         super().__init__(len(whole._states), whole.capacity)
         self._whole = whole
         self._place = slice(place, place + 1)
+
+    def resume(self, length: int) -> None:
+        """Take the first positions of the place as read: the text before began with the same."""
+        of_place = (
+            None if pair is None else (pair[0][self._place], pair[1][self._place])
+            for pair in self._whole._states
+        )
+        self._states = list(of_place)
+        super().resume(length)
 
     def record_positions(self, positions: Tensor) -> Tensor:
         """Note where the coming tokens stand, ``[1, n]``; return all, ``[1, length + n]``."""
