@@ -54,7 +54,7 @@ def chat_target(seed: int = 0, **shape: int) -> Target:
 
 def write(
     path: Path,
-    tokens: int = 400,
+    tokens: int = 150,
     *,
     settings: DialogueSettings = SHORT,
     target: Target | None = None,
@@ -94,11 +94,11 @@ def test_the_same_seed_gives_the_same_file_and_another_seed_another(tmp_path: Pa
     write(other, settings=replace(SHORT, seed=1))
     assert everything(first) == everything(again)
     assert first.read_bytes() != other.read_bytes()
-    assert card.answer_tokens >= 400
+    assert card.answer_tokens >= 150
     assert card.dialogues == len(lines_of(first)) > 5
 
 
-@pytest.mark.parametrize("texts", [0, 1, 5, 9, 17, 30])
+@pytest.mark.parametrize("texts", [0, 4, 9])
 def test_a_file_that_was_stopped_anywhere_ends_as_an_undisturbed_one(
     tmp_path: Path, texts: int
 ) -> None:
@@ -112,41 +112,40 @@ def test_a_file_that_was_stopped_anywhere_ends_as_an_undisturbed_one(
     assert everything(stopped) == everything(whole)
 
 
-@pytest.mark.parametrize("torn", [1, 20, 10_000])
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize(("ending", "torn"), [(".jsonl", 20), (".jsonl", 9999), (".jsonl.gz", 20)])
 def test_a_part_that_was_torn_while_it_was_appended_is_written_anew(
-    tmp_path: Path, torn: int, ending: str
+    tmp_path: Path, ending: str, torn: int
 ) -> None:
     whole, half = tmp_path / f"whole{ending}", tmp_path / f"half{ending}"
-    write(whole, 600)
-    card = write(half, 200)
+    write(whole, 250)
+    card = write(half, 100)
     assert card.bytes == len(half.read_bytes()) < len(whole.read_bytes())
     half.write_bytes(whole.read_bytes()[: card.bytes + torn])
-    write(half, 600)
+    write(half, 250)
     assert everything(half) == everything(whole)
 
 
 def test_a_file_is_continued_where_more_tokens_are_wanted(tmp_path: Path) -> None:
     path, whole = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    first = write(path, 100)
+    first = write(path, 40)
     begun = path.read_bytes()
-    second = write(path, 500)
-    write(whole, 500)
+    second = write(path, 250)
+    write(whole, 250)
     assert path.read_bytes().startswith(begun)
-    assert first.answer_tokens < 500 <= second.answer_tokens
+    assert first.answer_tokens < 250 <= second.answer_tokens
     assert everything(path) == everything(whole)
     unchanged = path.read_bytes()
     write(path, 10, texts=0)
     assert path.read_bytes() == unchanged
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("batch_size", [1, 3])
 def test_how_many_texts_are_side_by_side_does_not_change_them(
     tmp_path: Path, batch_size: int
 ) -> None:
     four, other = tmp_path / "four.jsonl", tmp_path / "other.jsonl"
-    write(four, 300)
-    write(other, 300, settings=replace(SHORT, batch_size=batch_size))
+    write(four, 100)
+    write(other, 100, settings=replace(SHORT, batch_size=batch_size))
     assert four.read_bytes() == other.read_bytes()
 
 
@@ -188,9 +187,9 @@ def test_loops_duplicates_and_broken_texts_are_left_out_and_counted(tmp_path: Pa
 def test_given_questions_are_mixed_in_once_each_and_duplicates_dropped(tmp_path: Path) -> None:
     given = [f"a question {'abcdefghij'[n]} of mine" for n in range(8)] + ["a question a of mine"]
     path = tmp_path / "a.jsonl"
-    card = write(path, 900, questions=given)
+    card = write(path, 400, questions=given)
     asked = [line["messages"][0]["content"] for line in lines_of(path) if line["given"]]
-    assert 4 <= len(asked) == len(set(asked)) <= 8
+    assert 3 <= len(asked) == len(set(asked)) <= 8
     assert set(asked) <= set(given)
     assert any(not line["given"] for line in lines_of(path))
     assert card.counts["given"] == len(asked)
@@ -199,7 +198,7 @@ def test_given_questions_are_mixed_in_once_each_and_duplicates_dropped(tmp_path:
 
 
 def test_all_answers_but_a_share_are_greedy(tmp_path: Path) -> None:
-    card = write(tmp_path / "a.jsonl", 500, settings=replace(SHORT, sampled=0.5, answer_tokens=14))
+    card = write(tmp_path / "a.jsonl", 200, settings=replace(SHORT, sampled=0.5, answer_tokens=14))
     assert card.counts["greedy"] > 2 < card.counts["sampled"]
 
 
@@ -210,7 +209,7 @@ def test_a_prompt_of_an_evaluation_is_dropped_and_reported(tmp_path: Path) -> No
     out = KeptOut.of({"mine.jsonl": [f"x {PLANTED} y"]})
     given = [f"t {PLANTED} t", "a b c d e f g h i j k l"]
     path = tmp_path / "a.jsonl"
-    card = write(path, 500, questions=given, kept_out=out, settings=replace(SHORT, given=1.0))
+    card = write(path, 60, questions=given, kept_out=out, settings=replace(SHORT, given=1.0))
     asked = [line["messages"][0]["content"] for line in lines_of(path)]
     assert given[0] not in asked
     assert given[1] in asked
@@ -281,10 +280,10 @@ def test_a_file_is_not_continued_under_other_settings(
     tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:
     path = tmp_path / "a.jsonl"
-    write(path, 100)
+    write(path, 40)
     before = everything(path)
     with pytest.raises(FalconLabError, match=told):
-        write(path, 200, settings=replace(SHORT, **change))
+        write(path, 80, settings=replace(SHORT, **change))
     assert everything(path) == before
 
 
@@ -292,20 +291,20 @@ def test_a_file_of_another_target_a_strangers_and_a_shorter_one_are_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.jsonl"
-    write(path, 100)
+    write(path, 40)
     with pytest.raises(FalconLabError, match="fingerprint"):
-        write(path, 200, target=chat_target(seed=1))
+        write(path, 80, target=chat_target(seed=1))
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(FalconLabError, match="its end is lost"):
-        write(path, 200)
+        write(path, 80)
     card_path(path).unlink()
     with pytest.raises(FalconLabError, match="is there already"):
-        write(path, 200)
+        write(path, 80)
 
 
 def test_dialogues_of_another_target_are_no_training_data(tmp_path: Path) -> None:
     path, target = tmp_path / "a.jsonl", chat_target()
-    write(path, 100)
+    write(path, 40)
     other = chat_target(seed=1)
     refuse_other_author(str(path), target)
     refuse_other_author("generated", other)
