@@ -1,10 +1,13 @@
 """Training with the main job's settings, against the same step written straightforwardly.
 
-    python benchmarks/distillation.py [speed] [memory] [KEY=VALUE]...
+    python benchmarks/distillation.py [speed] [memory] [arms] [KEY=VALUE]...
 
-Both by default. The tables are printed; the results go to
+``speed`` and ``memory`` by default. The tables are printed; the results go to
 ``benchmarks/results/DATE-distillation-PART-DEVICE.json``. ``memory`` takes 20 GiB and a quarter of
-an hour: its shapes are large for a CPU.
+an hour: its shapes are large for a CPU. ``arms`` measures what precision and stored features are
+worth, best on a target with a real vocabulary:
+
+    python benchmarks/distillation.py arms target.name=smollm2 data.length=384
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ def main(
     measure = {
         "speed": lambda: speed(overrides, steps),
         "memory": lambda: memory(shapes),
+        "arms": lambda: arms(overrides, steps),
     }
     written = []
     for part in parts:
@@ -67,6 +71,16 @@ def speed(overrides: Sequence[str], steps: int) -> dict[str, Any]:
     experiment = load_experiment(EXPERIMENT, overrides)
     results = bench_distillation(experiment, steps=steps, announce=tell)
     print(format_speed(results))
+    return results
+
+
+def arms(overrides: Sequence[str], steps: int) -> dict[str, Any]:
+    """Ways of computing a step, in turns."""
+    from falcon_bench.distillation_arms import bench_arms, format_arms
+    from falcon_lab.config.load import load_experiment
+
+    results = bench_arms(load_experiment(EXPERIMENT, overrides), steps=steps, announce=tell)
+    print(format_arms(results))
     return results
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
-from falcon_lab.objectives import NO_LABEL, FalconObjective, soft_and_hard
+from falcon_lab.objectives import CACHED, NO_LABEL, FalconObjective, soft_and_hard
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
 
 # --- falcon objective -------------------------------------------------------------------------
@@ -195,3 +195,36 @@ def test_the_logits_are_left_as_they_are() -> None:
     soft_and_hard(student, teacher, labels)[0].sum().backward()  # type: ignore[no-untyped-call]
     assert torch.equal(student.detach(), before[0])
     assert torch.equal(teacher, before[1])
+
+
+def test_the_gradient_is_that_of_small_differences() -> None:
+    student, teacher, labels = _given(3, 4, 7)
+    assert torch.autograd.gradcheck(lambda logits: soft_and_hard(logits, teacher, labels), student)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_rows_at_a_time_give_what_all_rows_give(dtype: torch.dtype) -> None:
+    student, teacher = (_given(seed, 5, CACHED // 2)[1].to(dtype) for seed in (1, 2))
+    labels, student = torch.tensor([3, NO_LABEL, 7, 0, NO_LABEL]), student.requires_grad_()
+    soft, hard = soft_and_hard(student, teacher, labels)
+    (soft + 2 * hard).sum().backward()  # type: ignore[no-untyped-call]
+    whole = student.detach().float().requires_grad_()
+    log_p, log_q = teacher.float().log_softmax(-1), whole.log_softmax(-1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
+    entropy = functional.cross_entropy(whole, labels, reduction="none", ignore_index=NO_LABEL)
+    (divergence + 2 * entropy).sum().backward()
+    torch.testing.assert_close(soft, divergence)
+    torch.testing.assert_close(hard, entropy)
+    assert student.grad is not None
+    assert whole.grad is not None
+    torch.testing.assert_close(student.grad, whole.grad.to(dtype), rtol=2e-2, atol=1e-7)
+
+
+def test_nothing_but_the_logits_is_kept_for_the_backward_pass() -> None:
+    student, teacher, labels = _given(0, 3, 5)
+    kept: list[Tensor] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks:
+        soft_and_hard(student, teacher, labels)
+    known = {each.data_ptr() for each in (student, teacher, labels)}
+    assert {each.data_ptr() for each in kept} == known

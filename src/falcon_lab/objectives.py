@@ -7,7 +7,7 @@ Shapes: n rows, V vocabulary, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,7 @@ class FalconObjective(Objective):
         ``soft`` is KL(p || q), or upstream's tempered mixture; ``hard`` is the cross-entropy with
         one token a row, 0 where there is no token.
         """
-        student, teacher = rows.student_logits.float(), rows.teacher_logits.float()
+        student, teacher = rows.student_logits, rows.teacher_logits
         terms = {}
         if self.config.hard:
             labels = self._labels(rows)
@@ -76,8 +76,9 @@ class FalconObjective(Objective):
         if self.config.soft and self.config.soft_form == "kl":
             soft, terms["hard"] = soft_and_hard(student, teacher, labels)
             return {**terms, "soft": rows.term(soft)}
+        student = _single(student)
         if self.config.soft:
-            terms["soft"] = rows.term(self._tempered(student, teacher))
+            terms["soft"] = rows.term(self._tempered(student, _single(teacher)))
         if self.config.hard:
             terms["hard"] = functional.cross_entropy(
                 student, labels, reduction="none", ignore_index=NO_LABEL
@@ -108,9 +109,10 @@ class FalconObjective(Objective):
 def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return KL(p || q) and -log q[label] of each row, q being the drafter's distribution.
 
-    Both come from one softmax of each. Three tensors of logits' size live in the forward pass and
-    two are kept for the backward pass; plain operations take about twice as many, and most of the
-    time of a large vocabulary is their memory traffic.
+    Most of the time of a large vocabulary is memory traffic, which is kept low in two ways. Only
+    the logits are kept for the backward pass, in the dtype in which they came, and p and q are
+    computed again. And on a CPU both passes go through a few rows at a time, so that all between
+    the logits and the result stays in the processor's cache.
 
     Args:
         student: ``[n, V]`` logits, to which gradients flow.
@@ -118,10 +120,14 @@ def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Ten
         labels: ``[n]`` long; ``NO_LABEL`` gives 0.
 
     Returns:
-        Two ``[n]``.
+        Two ``[n]``, in float32 where the logits are of half precision.
     """
     soft, hard = _SoftAndHard.apply(student, teacher, labels)
     return soft, hard
+
+
+CACHED = 2**19
+"""Logits that a CPU compares at a time: a few tensors of them fit into the cores' caches."""
 
 
 class _SoftAndHard(torch.autograd.Function):
@@ -129,21 +135,50 @@ class _SoftAndHard(torch.autograd.Function):
     def forward(
         ctx: Any, student: Tensor, teacher: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        log_q, log_p = student.log_softmax(-1), teacher.log_softmax(-1)
-        labelled, index = labels != NO_LABEL, labels.clamp_min(0).unsqueeze(1)
-        hard = -log_q.gather(1, index).squeeze(1).masked_fill(~labelled, 0.0)
-        p = log_p.exp()
-        soft = log_p.sub_(log_q).mul_(p).sum(-1)
-        if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(log_q.exp_(), p, labelled, index)
+        ctx.save_for_backward(student, teacher, labels)
+        parts = [_compared(*part) for part in _few_rows(student, teacher, labels)]
+        soft, hard = (torch.cat(terms) for terms in zip(*parts, strict=True))
         return soft, hard
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_soft: Tensor, of_hard: Tensor) -> tuple[Tensor | None, ...]:
-        q, p, labelled, index = ctx.saved_tensors
-        of_soft, of_hard = of_soft.unsqueeze(1), (of_hard * labelled).unsqueeze(1)
-        # d KL / d logits = q - p, and d CE / d logits = q - one-hot.
-        gradient = q * (of_soft + of_hard)
-        gradient.addcmul_(p, of_soft, value=-1).scatter_add_(1, index, -of_hard)
+        kept = ctx.saved_tensors
+        gradient = torch.empty_like(kept[0])
+        for into, *part in _few_rows(gradient, *kept, of_soft, of_hard):
+            into.copy_(_gradient(*part))
         return gradient, None, None
+
+
+def _few_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the rows of all tensors, a few at a time; at once where they are on a GPU."""
+    logits = tensors[0]
+    rows = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+
+
+def _compared(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    log_q, log_p = _log_softmax(student), _log_softmax(teacher)
+    index = labels.clamp_min(0).unsqueeze(1)
+    hard = -log_q.gather(1, index).squeeze(1).masked_fill(labels == NO_LABEL, 0.0)
+    p = log_p.exp()
+    return log_p.sub_(log_q).mul_(p).sum(-1), hard
+
+
+def _gradient(
+    student: Tensor, teacher: Tensor, labels: Tensor, of_soft: Tensor, of_hard: Tensor
+) -> Tensor:
+    """d KL / d logits = q - p, and d CE / d logits = q - one-hot."""
+    q, p = _log_softmax(student).exp_(), _log_softmax(teacher).exp_()
+    of_soft, of_hard = of_soft.unsqueeze(1), (of_hard * (labels != NO_LABEL)).unsqueeze(1)
+    gradient = q.mul_(of_soft + of_hard).addcmul_(p, of_soft, value=-1)
+    return gradient.scatter_add_(1, labels.clamp_min(0).unsqueeze(1), -of_hard)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return _single(logits).log_softmax(-1)
+
+
+def _single(logits: Tensor) -> Tensor:
+    """Return logits in single precision at the least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -205,6 +205,26 @@ def test_stored_features_come_with_their_rows(tmp_path: Path) -> None:
         torch.testing.assert_close(batch.features, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_stored_features_are_those_of_the_same_pass_bit_for_bit(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        target = tiny_target("llama", vocab=300)
+        target.model.to(dtype)
+        config = DataConfig(
+            documents=3,
+            length=32,
+            batch_size=2,
+            validation=2,
+            feature_store=str(tmp_path / f"{dtype}"),
+        )
+        data = FalconDataModule(config, tokenizer(), vocab_size=target.vocab_size)
+        data.build_features(target)
+        held = next(iter(data.val_dataloader()))
+        assert held.features is not None
+        assert held.features.dtype == dtype
+        read = target.teacher(held.tokens, held.documents, held.positions)
+        assert torch.equal(held.features, read)
+
+
 def test_without_a_store_nothing_is_written_or_announced() -> None:
     data = datamodule()
     said: list[str] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from falcon_lab.data import feature_store
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.feature_store import FeatureStore, build_store, size
+from falcon_lab.data.feature_store import FeatureStore, build_store, check_store, size
 from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.errors import FalconLabError
 
@@ -107,6 +107,26 @@ def test_another_target_or_other_data_are_refused_with_both_names(tmp_path: Path
     with pytest.raises(FalconLabError, match=names):
         plan_store(tmp_path, shorter, Echo())
     assert build(tmp_path, Echo())[[0]][0, 0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fingerprint": "target-b"}, "for target target-a, this run has target target-b"),
+        ({"dtype": torch.bfloat16}, r"for dtype float32, this run .*; set target\.dtype=float32"),
+    ],
+)
+def test_another_target_or_precision_is_refused_before_anything_is_packed(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    build(tmp_path, Echo())
+    check_store(tmp_path, Echo())
+    check_store(tmp_path / "elsewhere", Echo())
+    other = Echo()
+    for name, value in change.items():
+        setattr(other, name, value)
+    with pytest.raises(FalconLabError, match=said):
+        check_store(tmp_path, other)
 
 
 def test_a_disk_without_room_is_seen_before_anything_is_written(

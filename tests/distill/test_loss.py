@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distilling import QUIET, Data, Notes, batch, distillation, weights
 from falcon_lab.distill.loss import FLOAT32, MIB, ChunkedLoss, Teacher, rows_per_chunk
-from falcon_lab.distill.rows import StudentRows
+from falcon_lab.distill.rows import StudentRows, labelled_positions
 from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
 from falcon_lab.model.target import Target
 from falcon_lab.objectives import FalconObjective
@@ -328,3 +328,23 @@ def test_the_target_s_choices_and_logits_do_not_depend_on_the_room(size: int) ->
     wanted = places[3:7].repeat_interleave(2)
     assert torch.allclose(teacher.logits(wanted), expected[wanted], atol=1e-5)
     assert sizes[before:] == ([] if size == 1000 else [4]), "equal places are computed once"
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1), (torch.bfloat16, 0.5)])
+@pytest.mark.parametrize("fit", [True, False])
+def test_the_target_s_logits_are_kept_where_there_is_room_for_them(
+    dtype: torch.dtype, share: float, fit: bool
+) -> None:
+    target, given = tiny_target(), batch(3)
+    target.model.to(dtype)
+    places = labelled_positions(given).flatten().nonzero()[:, 0]
+    features = target.teacher(given.tokens, given.documents, given.positions)
+    teacher = Teacher(target, given, features, int(share * len(places)) - (not fit))
+    teacher.argmax()
+    expected = target.head(features.flatten(0, 1)[places[5:9]])
+    target.head = None  # type: ignore[method-assign, assignment]
+    if fit:
+        torch.testing.assert_close(teacher.logits(places[5:9]), expected)
+    else:
+        with pytest.raises(TypeError):
+            teacher.logits(places[5:9])

@@ -158,13 +158,15 @@ class Kill(Exception):
     """Stands for a kill in the middle of a run."""
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    "trainer",
+    [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed", "gradient_clip_val": 0.5}],
+)
 @pytest.mark.parametrize("options", [{"block": 2}, {"block": 3, "query": "newest"}])
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    tmp_path: Path, accumulate: int, options: dict[str, Any]
+    tmp_path: Path, trainer: dict[str, Any], options: dict[str, Any]
 ) -> None:
     whole, killed, resumed = (distillation(**options) for _ in range(3))
-    trainer = {"accumulate_grad_batches": accumulate}
     _fit(whole, tmp_path / "whole", **trainer)
     step = killed.training_step
 
@@ -180,6 +182,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
     _fit(resumed, tmp_path / "resumed", **trainer)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
+        assert tensor.dtype == torch.float32, "the weights keep what half precision would lose"
     name = "fuse.mix.weight_ih_l0"
     assert not torch.equal(weights(killed)[name], weights(whole)[name])
 

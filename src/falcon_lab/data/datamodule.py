@@ -20,7 +20,13 @@ from falcon_lab.data.corpora import corpus
 from falcon_lab.data.dialogue_card import refuse_other_author
 from falcon_lab.data.documents import Document, load_template
 from falcon_lab.data.encoding import Encoded, encode_all
-from falcon_lab.data.feature_store import FeatureStore, Teacher, build_store, plan_store
+from falcon_lab.data.feature_store import (
+    FeatureStore,
+    Teacher,
+    build_store,
+    check_store,
+    plan_store,
+)
 from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.data.regeneration import Write, regenerate
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
@@ -66,7 +72,12 @@ def prepare_data(
 
 
 def check_data(
-    config: DataConfig, target: Target, *, drafter: Mapping[str, Any], components: ComponentBuilder
+    config: DataConfig,
+    target: Target,
+    *,
+    drafter: Mapping[str, Any],
+    components: ComponentBuilder,
+    stands_in: bool = False,
 ) -> None:
     """See that the data can be prepared, without preparing them.
 
@@ -75,6 +86,7 @@ def check_data(
         target: the teacher, or a stand-in of its shape.
         drafter: the YAML node of the drafter that is to be trained.
         components: builds that drafter.
+        stands_in: whether it is a stand-in, whose features no store has.
 
     Raises:
         FalconLabError: as ``prepare_data``, as far as it can be known before.
@@ -82,6 +94,8 @@ def check_data(
     data = FalconDataModule.for_target(config, target)
     if config.feature_store is not None:
         check_place(Path(config.feature_store), folder=True)
+        for split in () if stands_in else SPLITS:
+            check_store(Path(config.feature_store) / split, target)
     if config.regenerate:
         check_place(cache_folder() / TEXTS, folder=True)
     refuse_taps(config, target, drafter, components)
@@ -101,6 +115,9 @@ def refuse_taps(
         if built.taps:
             raise FalconLabError(NOT_STORED)
 
+
+SPLITS = ("train", "validation")
+"""Parts of the data, and folders of a feature store."""
 
 FIRST = 4
 """Documents that are encoded to see whether they can be."""
@@ -261,10 +278,8 @@ class FalconDataModule(LightningDataModule):
         """
         if self.config.feature_store is None:
             return
-        for split, sequences in (
-            ("train", self.train_sequences),
-            ("validation", self.validation_sequences),
-        ):
+        found = self.train_sequences, self.validation_sequences
+        for split, sequences in zip(SPLITS, found, strict=True):
             if len(sequences):
                 plan = plan_store(Path(self.config.feature_store) / split, sequences, target)
                 if announce is not None:

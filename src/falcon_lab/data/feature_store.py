@@ -125,7 +125,7 @@ def plan_store(
         rows=len(sequences),
         length=sequences.length,
         hidden=target.hidden_size,
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=name_of(target.dtype),
         shard_rows=max(1, shard_bytes // sequence_bytes),
     )
     if (folder / INDEX).exists():
@@ -193,7 +193,7 @@ class FeatureStore:
     def open(cls, folder: Path, target: str, data: str) -> FeatureStore:
         """Open the store in ``folder`` for the given fingerprints of target and sequences."""
         index = read_index(folder)
-        refuse_mismatch(folder, index, target, data)
+        refuse_mismatch(folder, index, target=target, data=data)
         for number in range(index.shards):
             if not shard_is_whole(folder, index, number):
                 raise FalconLabError(
@@ -290,7 +290,8 @@ def the_same(folder: Path, index: StoreIndex, expected: StoreIndex) -> StoreInde
     Raises:
         FalconLabError: they are of another target or other data, or the index is damaged.
     """
-    refuse_mismatch(folder, index, expected.target, expected.data)
+    fields = ("target", "dtype", "data")
+    refuse_mismatch(folder, index, **{name: getattr(expected, name) for name in fields})
     if index.shard_rows < 1 or replace(index, shard_rows=expected.shard_rows) != expected:
         raise FalconLabError(
             f"{folder / INDEX}: does not describe the features that it names; delete {folder} to "
@@ -299,11 +300,38 @@ def the_same(folder: Path, index: StoreIndex, expected: StoreIndex) -> StoreInde
     return index
 
 
-def refuse_mismatch(folder: Path, index: StoreIndex, target: str, data: str) -> None:
-    """Raise when a store is of another target or of other sequences."""
-    for what, theirs, ours in (("target", index.target, target), ("data", index.data, data)):
-        if theirs != ours:
+def refuse_mismatch(folder: Path, index: StoreIndex, **ours: str) -> None:
+    """Raise when a store is of another target, in another precision, or of other sequences.
+
+    Args:
+        folder: of the store.
+        index: what it says of itself.
+        ours: fields of the index -> what this run has.
+    """
+    for name, expected in ours.items():
+        if (theirs := getattr(index, name)) != expected:
+            remedy = REMEDIES.get(name, "").format(theirs)
             raise FalconLabError(
-                f"{folder}: these features were computed for {what} {theirs}, this run has {what} "
-                f"{ours}; choose another folder with data.feature_store"
+                f"{folder}: these features were computed for {name} {theirs}, this run has {name} "
+                f"{expected}; {remedy}choose another folder with data.feature_store"
             )
+
+
+REMEDIES = {"dtype": "set target.dtype={}, or "}
+"""Field of an index -> what else helps where it differs."""
+
+
+def check_store(folder: Path, target: Teacher) -> None:
+    """See that features in ``folder`` are the target's, before anything is computed.
+
+    Raises:
+        FalconLabError: they are not, or the index is damaged.
+    """
+    if (folder / INDEX).exists():
+        index = read_index(folder)
+        refuse_mismatch(folder, index, target=target.fingerprint, dtype=name_of(target.dtype))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, as configurations write it."""
+    return str(dtype).removeprefix("torch.")

@@ -73,36 +73,44 @@ class Teacher:
         self._flat = features.flatten(0, 1)
         self._argmax: Tensor | None = None
         self._mass: Tensor | None = None  # [B * T]
-        self._logits: Tensor | None = None  # [P, C], kept where one chunk holds all of them
+        self._logits: Tensor | None = None  # [P, C], where there is room for all of them
         self._row: Tensor | None = None  # [B * T], position -> its row of them
 
     @torch.no_grad()
     def argmax(self) -> Tensor:
         """Return ``[B·T]`` long: the target's most likely token after each labelled position.
 
-        Where the logits of all these positions fit into one chunk, they are kept for the loss.
+        Where the logits of all these positions, in the target's precision, take no more room than
+        a chunk of float32 ones, they are kept for the loss.
         """
         if self._argmax is None:
             labelled = labelled_positions(self.batch).flatten()
             positions = labelled.nonzero().squeeze(1)
             self._argmax = torch.zeros_like(labelled, dtype=torch.long)
             self._mass = torch.ones_like(labelled, dtype=torch.float) if self._wants_mass else None
-            kept = []
-            for part in positions.split(self._wide):
-                logits = self._head(self._flat[part], self.target)
+            fit = len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32
+            for start in range(0, len(positions), self._wide):
+                part = positions[start : start + self._wide]
+                logits = narrow = self._head(self._flat[part], self.target)
                 self._argmax[part] = logits.argmax(-1)
-                if self.vocabulary is None:
-                    narrow = logits
-                elif self._mass is not None or len(positions) <= self.chunk:
+                if self.vocabulary is not None and (fit or self._mass is not None):
                     narrow = logits[:, self.vocabulary.ids]
                 if self._mass is not None:
                     of_all = logits.float().logsumexp(-1)
                     self._mass[part] = (narrow.float().logsumexp(-1) - of_all).exp()
-                if len(positions) <= self.chunk:
-                    kept.append(narrow)
-            if kept:
-                self._logits, self._row = torch.cat(kept), labelled.cumsum(0) - 1
+                if fit:
+                    self._keep(narrow, start, labelled)
         return self._argmax
+
+    def _keep(self, logits: Tensor, start: int, labelled: Tensor) -> None:
+        """Keep a chunk of the labelled positions' logits, beginning with number ``start``."""
+        if self._logits is None:
+            self._row = labelled.cumsum(0) - 1
+            whole = len(logits) == labelled.sum()
+            self._logits = (
+                logits if whole else logits.new_empty(int(labelled.sum()), logits.shape[-1])
+            )
+        self._logits[start : start + len(logits)] = logits
 
     @torch.no_grad()
     def logits(self, positions: Tensor) -> Tensor:
