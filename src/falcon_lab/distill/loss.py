@@ -105,11 +105,11 @@ class Teacher:
     def _keep(self, logits: Tensor, start: int, labelled: Tensor) -> None:
         """Keep a chunk of the labelled positions' logits, beginning with number ``start``."""
         if self._logits is None:
-            self._row = labelled.cumsum(0) - 1
-            whole = len(logits) == labelled.sum()
-            self._logits = (
-                logits if whole else logits.new_empty(int(labelled.sum()), logits.shape[-1])
-            )
+            self._row, count = labelled.cumsum(0) - 1, int(labelled.sum())
+            if len(logits) == count:
+                self._logits = logits
+                return
+            self._logits = logits.new_empty(count, logits.shape[-1])
         self._logits[start : start + len(logits)] = logits
 
     @torch.no_grad()
