@@ -133,7 +133,7 @@ class Arm:
             summed, tally = module.step(batch).train(ratio)
         loss = summed / max(1.0, tally.reduced()["train/loss"][1])
         clock.lap("loss")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         clock.lap("backward")
         nn.utils.clip_grad_norm_(self.weights, CLIP)
         self.optimizer.step()

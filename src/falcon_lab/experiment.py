@@ -162,7 +162,7 @@ def check_data(current: Run, ahead: TargetAhead) -> None:
             ahead.target,
             drafter=experiment.drafter,
             components=current.components,
-            stands_in=current.ahead.stands_in,
+            stands_in=ahead.stands_in,
         )
 
 
