@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -268,3 +269,12 @@ def test_a_store_that_is_of_no_use_to_the_drafter_is_refused_before_it_is_filled
             announce=lambda line: None,
         )
     assert not (tmp_path / "store").exists()
+
+
+def test_tokens_are_counted_where_the_loss_has_them() -> None:
+    data = datamodule()
+    sequences, counted = data.train_sequences, data.token_counts()
+    masks = zip(sequences.tokens.tolist(), sequences.loss_mask.tolist(), strict=True)
+    expected = Counter(token for row in masks for token, has in zip(*row, strict=True) if has)
+    assert {token: n for token, n in enumerate(counted.tolist()) if n} == expected
+    assert int(counted.sum()) < sequences.tokens.numel()  # padding is no token of an answer
