@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.load import dump, to_plain
-from falcon_lab.config.saved import CONFIGURATION, DESCRIPTION, FACTS, read_facts, run_experiment
+from falcon_lab.config.saved import (
+    ANSWERS,
+    CHECKPOINTS,
+    CONFIGURATION,
+    DESCRIPTION,
+    DRAFTER,
+    FACTS,
+    HISTORY,
+    REPORT,
+    RESULTS,
+    read_facts,
+    run_experiment,
+)
 from falcon_lab.config.schema import Experiment
 from falcon_lab.environment import is_worker, wandb_mode, wandb_run, world_size
 from falcon_lab.errors import FalconLabError
@@ -103,8 +115,7 @@ class Run:
             "with out=FOLDER"
         )
         with locked(current.folder / ".lock", busy=busy):
-            answers = current.folder / "answers"
-            remove_leftovers(current.folder, current.drafter_folder, answers)
+            remove_leftovers(current.folder, current.drafter_folder, current.folder / ANSWERS)
             current.claim()
             finished = False
             try:
@@ -140,7 +151,7 @@ class Run:
     @property
     def results_path(self) -> Path:
         """Return the file of everything that was measured."""
-        return self.folder / "results.json"
+        return self.folder / RESULTS
 
     def load_results(self) -> dict[str, Any]:
         """Read ``results.json`` of this folder.
@@ -159,12 +170,12 @@ class Run:
     @property
     def drafter_folder(self) -> Path:
         """Return the folder of the saved drafter."""
-        return self.folder / "drafter"
+        return self.folder / DRAFTER
 
     @property
     def checkpoint_folder(self) -> Path:
         """Return the folder of Lightning's checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS
 
     @property
     def training_done(self) -> bool:
@@ -235,12 +246,12 @@ class Run:
 PRODUCTS = {
     FACTS: False,
     CONFIGURATION: False,
-    "history.jsonl": False,
-    "results.json": False,
-    "report.html": False,
-    "checkpoints": True,
-    "drafter": True,
-    "answers": True,
+    HISTORY: False,
+    RESULTS: False,
+    REPORT: False,
+    CHECKPOINTS: True,
+    DRAFTER: True,
+    ANSWERS: True,
 }
 """What a run writes into its folder -> whether that is a folder."""
 

@@ -24,6 +24,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from falcon_lab.bars import Bar
+from falcon_lab.config.saved import CHECKPOINTS
 from falcon_lab.config.schema import OptimizerConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_place, explain
@@ -57,7 +58,7 @@ def train(
     Raises:
         FalconLabError: no checkpoint can be read or written, or the training diverged.
     """
-    checkpoints = folder / "checkpoints"
+    checkpoints = folder / CHECKPOINTS
     resume = find_checkpoint(checkpoints, module)
     bar = [TrainingBar()] if trainer_args.get("enable_progress_bar", True) else []
     trainer = make_trainer(

@@ -24,6 +24,10 @@ CONFIGURATION = "experiment.yaml"
 """The resolved experiment, in a run's folder."""
 FACTS = "training.json"
 """The settings that decided a run's drafter, in the same folder."""
+RESULTS, REPORT, ANSWERS = "results.json", "report.html", "answers"
+"""What an evaluation leaves there."""
+HISTORY, CHECKPOINTS, DRAFTER = "history.jsonl", "checkpoints", "drafter"
+"""What a training leaves there."""
 DESCRIPTION = "config.json"
 """What a saved drafter is, in its folder."""
 FORMAT = 1
@@ -140,9 +144,9 @@ def read_description(folder: Path) -> dict[str, Any]:
         FalconLabError: it is missing or is not one of ours.
     """
     path = folder / DESCRIPTION
-    if not path.is_file() and (folder / "drafter" / DESCRIPTION).is_file():
+    if not path.is_file() and (folder / DRAFTER / DESCRIPTION).is_file():
         raise FalconLabError(
-            f"{folder}: a run's folder and no saved drafter; name {folder / 'drafter'}"
+            f"{folder}: a run's folder and no saved drafter; name {folder / DRAFTER}"
         )
     if not os.path.lexists(path):
         raise FalconLabError(
@@ -192,7 +196,7 @@ def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
     """Let the methods that rely on the run's own drafter find it from another folder."""
     for method in experiment.evaluation.methods.values():
         if method.drafter is None and method.drafter_path is None:
-            method.drafter_path = str(run_folder / "drafter")
+            method.drafter_path = str(run_folder / DRAFTER)
 
 
 def run_experiment(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.config.saved import RESULTS
 from falcon_lab.config.schema import HF_GENERATE, PLAIN
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_place, keep_former, write_atomically
@@ -206,7 +207,7 @@ def load_results(path: Path) -> dict[str, Any]:
         FalconLabError: for a missing, cut off or foreign file.
     """
     if path.is_dir():
-        path = path / "results.json"
+        path = path / RESULTS
     again = "run the evaluate stage again"
     what = "results of an evaluation"
     if not path.exists():

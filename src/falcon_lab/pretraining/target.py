@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.config.saved import CHECKPOINTS
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
@@ -260,7 +261,7 @@ def ensure_pretrained(
     def train(partial: Path) -> None:
         announce(f"target {name}: training it once ({recipe.steps} steps), kept in {folder}")
         (make or train_target)(name, recipe, partial, announce)
-        shutil.rmtree(partial / "checkpoints", ignore_errors=True)
+        shutil.rmtree(partial / CHECKPOINTS, ignore_errors=True)
 
     if not is_finished(folder):
         check_place(folder / JUDGEMENT, folder=False)

@@ -12,9 +12,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from falcon_lab.files import append_line, read_lines
 
-HISTORY = "history.jsonl"
-"""Name of the file in the run's folder."""
-
 
 class HistoryLogger(Logger):
     """Appends ``{"step": …, "<metric>": …}`` lines to one file.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.config.saved import REPORT
 from falcon_lab.config.schema import HF_GENERATE, PLAIN
 from falcon_lab.files import write_atomically
 from falcon_lab.measure.metrics import DEFINITIONS
@@ -29,8 +30,6 @@ from falcon_lab.report.methods import (
 from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.report.tree_drawing import draw_svg
 
-REPORT = "report.html"
-"""The page's name in a run's folder."""
 EXAMPLES = 3
 DECODING_SPEED = Column("decoding tok/s", "decode_tokens_per_second", decimals(1))
 DISTINCT = Column("distinct tokens %", "distinct", percent())

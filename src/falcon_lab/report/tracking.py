@@ -17,6 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from falcon_lab.config.saved import HISTORY
 from falcon_lab.environment import wandb_mode, wandb_run
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.files import make_folder, write_atomically
@@ -163,7 +164,7 @@ def start_tracking(
     Raises:
         FalconLabError: when W&B is to be online and cannot be.
     """
-    from falcon_lab.report.history import HISTORY, HistoryLogger
+    from falcon_lab.report.history import HistoryLogger
 
     make_folder(folder)
     history = HistoryLogger(folder / HISTORY)

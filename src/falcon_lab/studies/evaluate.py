@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.config.saved import ANSWERS, REPORT, RESULTS
 from falcon_lab.config.schema import PLAIN, Experiment
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import CARD
@@ -18,11 +19,7 @@ from falcon_lab.measure.results import records_of, replace_results, write_result
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.registry import Components
 from falcon_lab.report.methods import format_table
-from falcon_lab.report.report import REPORT
 from falcon_lab.report.tree_drawing import TreeRecorder
-
-RESULTS, ANSWERS = "results.json", "answers"
-"""What an evaluation leaves in the run's folder."""
 
 
 def evaluate_methods(

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from falcon_lab.config.saved import HISTORY
 from falcon_lab.config.schema import Experiment, MethodConfig, Node
 from falcon_lab.config.trainer import training_steps
 from falcon_lab.decoding.engine import SpeculativeEngine
@@ -17,7 +18,7 @@ from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.engines import Setup, label
-from falcon_lab.report.history import HISTORY, read_history
+from falcon_lab.report.history import read_history
 from falcon_lab.run import Run, keep_to_one_device
 from falcon_lab.studies.compare.plan import Head, NodeBudget, Plan
 

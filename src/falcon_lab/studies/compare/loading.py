@@ -31,7 +31,7 @@ from falcon_lab.config.overrides import (
     parse_overrides,
     plain_overrides,
 )
-from falcon_lab.config.saved import CONFIGURATION, DESCRIPTION, run_experiment
+from falcon_lab.config.saved import CONFIGURATION, DESCRIPTION, DRAFTER, run_experiment
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import read_yaml, resolve
@@ -269,7 +269,7 @@ class _Loader:
             runs = {seed: self._experiment(seed) for seed in (seeds if trains else seeds[:1])}
         except ConfigError as error:  # the base was right, so it is the head's
             raise ConfigError(join(key, error.key), error.problem) from None
-        folders = {seed: Path(run.out) / "drafter" for seed, run in runs.items()}
+        folders = {seed: Path(run.out) / DRAFTER for seed, run in runs.items()}
         return Head(self.name, trains, runs, folders, spend=self._spend(trains, seeds[0]))
 
     def _spend(self, trains: bool, seed: int) -> dict[str, Experiment]:
@@ -359,7 +359,7 @@ def _finished_run(folder: Path, components: Components) -> Experiment:
             f"{folder}: no run's folder ({CONFIGURATION} is missing); name runs, or a YAML with "
             "heads"
         )
-    if not (folder / "drafter" / DESCRIPTION).exists():
+    if not (folder / DRAFTER / DESCRIPTION).exists():
         raise FalconLabError(f"{folder}: its drafter is not trained yet; finish that run first")
     return run_experiment(folder, ["seeds=[]"], components=components)
 
@@ -381,5 +381,5 @@ def _heads_of_runs(folders: Sequence[Path], runs: Sequence[Experiment]) -> list[
                 f"{run.seed}; give one of the folders another name"
             )
         head.experiments[run.seed] = run
-        head.folders[run.seed] = folder / "drafter"
+        head.folders[run.seed] = folder / DRAFTER
     return list(heads.values())
