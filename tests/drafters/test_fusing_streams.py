@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from falcon_lab.drafters import recurrence
 from falcon_lab.drafters.fusing import Fuse, Streams, best_fit
 from falcon_lab.drafters.relaxed_mask import find_documents
 
@@ -52,8 +53,16 @@ def test_rows_come_back_where_they_were(seed: int, sequences: int, length: int) 
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 99), layers=st.integers(1, 3))
-def test_a_stream_s_documents_are_fused_as_if_each_stood_alone(seed: int, layers: int) -> None:
+@given(seed=st.integers(0, 99), layers=st.integers(1, 3), large=st.booleans())
+def test_a_stream_s_documents_are_fused_as_if_each_stood_alone(
+    seed: int, layers: int, large: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrence, "LARGE", 0 if large else recurrence.LARGE)
+        _compare_streams_with_padding(seed, layers)
+
+
+def _compare_streams_with_padding(seed: int, layers: int) -> None:
     torch.manual_seed(seed)
     fuse = Fuse("lstm", HIDDEN, layers=layers, dropout=0.0)
     documents = find_documents(_documents(seed, 3, 14))
@@ -75,8 +84,12 @@ def test_a_stream_s_documents_are_fused_as_if_each_stood_alone(seed: int, layers
         assert torch.allclose(padded, streamed, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_not_a_trace_of_a_document_reaches_the_next(dtype: torch.dtype) -> None:
+def test_not_a_trace_of_a_document_reaches_the_next(
+    dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrence, "LARGE", 0 if large else recurrence.LARGE)
     torch.manual_seed(0)
     fuse = Fuse("lstm", HIDDEN, layers=2, dropout=0.0).to(dtype)
     rows = torch.randn(1, 7, 2 * HIDDEN, dtype=dtype)

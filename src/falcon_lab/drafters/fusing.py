@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from falcon_lab.drafters.recurrence import pays, recur
 from falcon_lab.drafters.relaxed_mask import PackedDocuments
 
 
@@ -284,23 +285,21 @@ class Fuse(Fusing):
     def packed_with_states(
         self, inputs: Tensor, documents: PackedDocuments
     ) -> tuple[Tensor, State | None]:
-        """Fuse packed documents; the states come from the gates by a scan, as kernels give none."""
+        """Fuse packed documents, and return the state after every token, ``[M, B, T, H]`` each."""
         if self.kind != "lstm":
             return super().packed_with_states(inputs, documents)
         streams = Streams.of(documents)
         hiddens, cells = [], []
-        for fused, gates in self._layers(*streams.spread(inputs)):
-            opened, kept, new, _ = gates().chunk(4, dim=-1)
-            cell = scan(kept.sigmoid(), opened.sigmoid() * new.tanh())
+        for fused, cells_of in self._layers(*streams.spread(inputs)):
             hiddens.append(streams.gather(fused))
-            cells.append(streams.gather(cell))
+            cells.append(streams.gather(cells_of()))
         return hiddens[-1], (torch.stack(hiddens), torch.stack(cells))
 
     def in_streams(self, inputs: Tensor, gaps: Tensor) -> Tensor:
         """Fuse streams in which documents follow each other, with a fresh state for each.
 
-        A gap closes the input and the forget gate through one more input channel, which leaves a
-        state of exactly zero behind it, and no gradient; the kernels are the usual ones.
+        A gap closes the input and the forget gate, which leaves a state of exactly zero behind it,
+        and no gradient.
 
         Args:
             inputs: ``[N, L, 2H]`` of kind ``lstm``, zero in the gaps.
@@ -313,30 +312,48 @@ class Fuse(Fusing):
     def _layers(
         self, inputs: Tensor, gaps: Tensor
     ) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
-        """Yield each layer's outputs ``[N, L, H]`` and what computes its gates ``[N, L, 4·H]``."""
+        """Yield each layer's outputs and what returns its cells, ``[N, L, H]`` each."""
         lstm: Any = self.mix
         inputs = inputs.to(lstm.weight_ih_l0.dtype)
-        closing = gaps.unsqueeze(-1).to(inputs)
         for layer in range(lstm.num_layers):
             if layer:
                 inputs = functional.dropout(inputs, lstm.dropout, self.training)
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            into, *others = (getattr(lstm, f"{name}_l{layer}") for name in names)
-            gates = into.new_zeros(4, lstm.hidden_size)  # input, forget, cell, output
-            gates[:2] = CLOSED
-            weights = [torch.cat([into, gates.view(-1, 1)], dim=1), *others]
-            start = [inputs.new_zeros(1, inputs.shape[0], lstm.hidden_size)] * 2
-            given = torch.cat([inputs, closing], dim=-1)
-            settings = (True, 1, 0.0, self.training, False, True)
-            inputs = torch.lstm(given, start, weights, *settings)[0]
-            yield inputs, partial(_gates, given, inputs, weights)
+            into, onto, *biases = (getattr(lstm, f"{name}_l{layer}") for name in names)
+            if pays(onto):
+                inputs, cells = recur(inputs, gaps, (into, onto, biases[0] + biases[1]))
+                yield inputs, partial(_itself, cells)
+            else:
+                given, weights = _with_gate(inputs, gaps, [into, onto, *biases])
+                start = [inputs.new_zeros(1, inputs.shape[0], lstm.hidden_size)] * 2
+                settings = (True, 1, 0.0, self.training, False, True)
+                inputs = torch.lstm(given, start, weights, *settings)[0]
+                yield inputs, partial(_cells, given, inputs, weights)
 
 
-def _gates(given: Tensor, outputs: Tensor, weights: list[Tensor]) -> Tensor:
-    """Compute a layer's gates, which the kernels do not return, from its inputs and outputs."""
+def _itself(cells: Tensor) -> Tensor:
+    return cells
+
+
+def _with_gate(inputs: Tensor, gaps: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return inputs and weights with one more channel, which closes the gates in a gap.
+
+    So the kernels are the usual ones.
+    """
+    into, onto, *biases = weights
+    gates = into.new_zeros(4, onto.shape[1])  # input, forget, cell, output
+    gates[:2] = CLOSED
+    given = torch.cat([inputs, gaps.unsqueeze(-1).to(inputs)], dim=-1)
+    return given, [torch.cat([into, gates.view(-1, 1)], dim=1), onto, *biases]
+
+
+def _cells(given: Tensor, outputs: Tensor, weights: list[Tensor]) -> Tensor:
+    """Compute a layer's cells, which the kernels do not return, from its gates by a scan."""
     into, onto, *biases = weights
     before = functional.pad(outputs, (0, 0, 1, -1))
-    return functional.linear(given, into, biases[0] + biases[1]) + functional.linear(before, onto)
+    gates = functional.linear(given, into, biases[0] + biases[1])
+    opened, kept, new, _ = (gates + functional.linear(before, onto)).chunk(4, dim=-1)
+    return scan(kept.sigmoid(), opened.sigmoid() * new.tanh())
 
 
 def scan(kept: Tensor, new: Tensor) -> Tensor:
