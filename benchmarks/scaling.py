@@ -3,10 +3,11 @@
     python benchmarks/scaling.py [KEY=VALUE]...
 
 Keys: ``turns=40`` for each pass, ``threads=1``, ``nodes=1,2,4,…,64``, ``contexts=64,…,8192``,
-``batches=1,2,4,8,16``, ``vocabularies=512,…,131072``, and ``tree=8`` and ``context=256`` where
-something else grows; any other key is the configuration's, as ``target.name=…``. The target is the
-main job's, through the lean forward, and so is the drafter, with random weights. The table is
-printed; results and a picture go to ``benchmarks/results/DATE-scaling-DEVICE.json`` and ``….svg``.
+``batches=1,2,4,8,16``, ``vocabularies=512,…,131072``, ``draft_vocabularies=4096,…`` (none unless
+given), and ``tree=8`` and ``context=256`` where something else grows; any other key is the
+configuration's, as ``target.name=…``. The target is the main job's, through the lean forward, and
+so is the drafter, with random weights. The table is printed; results and a picture go to
+``benchmarks/results/DATE-scaling-DEVICE.json`` and ``….svg``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from falcon_bench.scripts import RESULTS, numbers, results_path, split, tell
 HERE = Path(__file__).parent
 MAIN_JOB = HERE.parent / "experiments" / "csgd.yaml"
 NUMBERS = ("turns", "threads", "tree", "context")
-LISTS = ("nodes", "contexts", "batches", "vocabularies")
+LISTS = ("nodes", "contexts", "batches", "vocabularies", "draft_vocabularies")
 
 
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:

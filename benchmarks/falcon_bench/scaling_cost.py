@@ -161,6 +161,7 @@ AXES = {
     "context": "positions before",
     "batch": "sequences",
     "vocabulary": "entries of the vocabulary",
+    "draft vocabulary": "tokens of the draft vocabulary",
 }
 SPREAD = 64
 """Largest over smallest size from which both scales are logarithmic: else most points are one."""

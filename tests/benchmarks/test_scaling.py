@@ -127,6 +127,7 @@ def test_the_script_writes_figures_and_a_picture(
     spec.loader.exec_module(script)
     folder = save_models(tmp_path) / "target"
     words = ["turns=2", "nodes=1,2,4", "contexts=8,16", "batches=1,2", "vocabularies=64,128"]
+    words.append("draft_vocabularies=16,100")
     written = script.main([*words, "context=10", f"target.name={folder}"], tmp_path / "results")
     results = json.loads(written.read_text(encoding="utf-8"))
     assert results["hardware"]["threads"] == 1
@@ -135,5 +136,7 @@ def test_the_script_writes_figures_and_a_picture(
     for curve in results["curves"]:
         for point in curve["points"]:
             assert 0 < point["low"] <= point["seconds"] <= point["high"]
+    drafted = [curve for curve in results["curves"] if curve["along"] == "draft vocabulary"]
+    assert [[point["size"] for point in curve["points"]] for curve in drafted] == [[16, 100]]
     assert "Along the nodes" in written.with_suffix(".svg").read_text("utf-8")
     assert "off the line" in capsys.readouterr().out

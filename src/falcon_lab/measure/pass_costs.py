@@ -62,6 +62,8 @@ class Sizes:
         contexts: C.
         batches: B.
         vocabularies: V.
+        draft_vocabularies: tokens that a drafter of the largest of them (or the target's own V)
+            drafts over; only for one with that option.
         tree: N where something else grows.
         context: C where something else grows.
     """
@@ -70,6 +72,7 @@ class Sizes:
     contexts: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024, 2048, 4096, 8192])
     batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
     vocabularies: list[int] = field(default_factory=lambda: [512, 2048, 8192, 32768, 131072])
+    draft_vocabularies: list[int] = field(default_factory=list)
     tree: int = 8
     context: int = 256
 
@@ -84,8 +87,8 @@ def timed_passes(
 ) -> list[TimedPass]:
     """Make every pass at every size, ready to run."""
 
-    def drafting(host: Target, context: int) -> Drafter:
-        built: Drafter = components.build("drafter", drafter, BuildContext(host))
+    def drafting(host: Target, context: int, **options: int) -> Drafter:
+        built: Drafter = components.build("drafter", {**drafter, **options}, BuildContext(host))
         return started(built, host, context)
 
     root = Frontier.root(target.device)
@@ -102,6 +105,12 @@ def timed_passes(
         of_target = verifying(host, "vocabulary", vocabulary, sizes.context, sizes.tree)
         drafted = drafting(host, sizes.context)
         found += [of_target, first_pass(drafted, root, "vocabulary", vocabulary)]
+    host, most = target, max(sizes.draft_vocabularies, default=0)
+    if most > target.vocab_size:
+        host = shaped_like(target, vocab_size=most)
+    for size in sizes.draft_vocabularies:
+        drafted = drafting(host, sizes.context, draft_vocabulary=size)
+        found.append(first_pass(drafted, root, "draft vocabulary", size))
     return found
 
 
@@ -162,7 +171,7 @@ def first_pass(drafter: Drafter, root: Frontier, along: str, size: int) -> Timed
 def started(drafter: Drafter, target: Target, context: int) -> Drafter:
     """Let a drafter read a context; the drafter."""
     if isinstance(drafter, nn.Module):
-        drafter.to(target.device).eval()
+        drafter.to(target.device, target.dtype).eval()
     layers = drafter.taps
     features = torch.randn(context, target.hidden_size, device=target.device, dtype=target.dtype)
     tokens = text(context, target)
