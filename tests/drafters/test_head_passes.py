@@ -125,9 +125,11 @@ def test_decoder_blocks_with_a_sliding_window_are_compiled_with_it() -> None:
     assert compiler.calls == 6 * len(lengths) - 1
 
 
-@pytest.mark.parametrize("fuse", ["linear", "lstm", "lstm_positionwise"])
-def test_the_passes_of_every_fuse_can_be_traced(fuse: str) -> None:
-    made = drafter(block=2, fuse=fuse)
+@pytest.mark.parametrize(
+    "options", [{"fuse": "linear", "draft_vocabulary": 9}, {}, {"fuse": "lstm_positionwise"}]
+)
+def test_the_passes_of_every_fuse_can_be_traced(options: dict[str, Any]) -> None:
+    made = drafter(block=2, **options)
     compiled = made.compiled(lambda line: None, traced)
     for ours, theirs in zip(_rounds(compiled, [5, 3]), _rounds(made, [5, 3]), strict=True):
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)

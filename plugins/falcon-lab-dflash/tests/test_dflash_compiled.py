@@ -56,7 +56,7 @@ def test_compiled_passes_and_graphs_say_what_the_modules_say(family: str, room: 
 
 
 def test_the_passes_can_be_traced() -> None:
-    made = drafter(target())
+    made = drafter(target(), draft_vocabulary=7)
     same(rounds(made.compiled(quiet, traced), 60), rounds(made, 60))
 
 

@@ -12,7 +12,7 @@ from falcon_lab.interfaces import Frontier, Observation
 from falcon_lab.testing import plain_text, write, write_together
 from falcon_lab.testing.compiling import Pretend, Repeating, traced
 
-OPTIONS: list[dict[str, Any]] = [{}, {"head": "shared", "block": 3, "layers": 2}]
+OPTIONS: list[dict[str, Any]] = [{}, {"head": "shared", "block": 3, "draft_vocabulary": 7}]
 TREES: list[dict[str, Any]] = [{"name": "chain", "depth": 3}, {"name": "optimal", "nodes": 12}]
 
 
