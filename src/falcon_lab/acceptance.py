@@ -19,7 +19,7 @@ from torch import Tensor
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Acceptance, AcceptanceRule, BuildContext, PaddedAcceptance
 from falcon_lab.sampling import Sampling
-from falcon_lab.tree import TokenTree
+from falcon_lab.tree import CHOSEN, TokenTree
 
 Step = Callable[[int, list[int]], tuple[int | None, int]]
 """Node and its children, in order -> the child that is accepted (or None), and the token that
@@ -142,25 +142,36 @@ def accept_sampled(
     Each sibling x is accepted with probability min(1, p[x] / q[x]); else p becomes the normalised
     (p - q)+, and q loses x and is normalised (SpecInfer, arXiv 2305.09781, Algorithm 2; without
     replacement as in EAGLE, arXiv 2401.15077).
+
+    What was drawn from a further q, or chosen (``"mixed"``), comes after that, with what is left
+    of p in the place of p: each q by this rule, and chosen siblings all at once by the one-hot
+    rule, a draw which continues below the sibling it hits. Drawn ones come first since for one
+    draw x and a chosen set D that accepts most: Σ over D of p and Σ outside of min(p, q) in all,
+    where D first leaves Σ outside of min(p, (1 - p[D]) q).
     """
     if tree.q is None or tree.q_row is None:
         raise FalconLabError(
-            "a tree with proposal 'sampled' must carry q and q_row, the distributions that its "
-            "nodes were drawn from; a tree of chosen candidates is 'deterministic'"
+            f"a tree with proposal {tree.proposal!r} must carry q and q_row, the distributions "
+            "that its nodes were drawn from; a tree of chosen candidates is 'deterministic'"
         )
     tokens, q_row, rows = tree.tokens.tolist(), tree.q_row.tolist(), tree.q
 
     def step(node: int, children: list[int]) -> tuple[int | None, int]:
-        p = sampling.probabilities(logits[node]).double()
-        q = rows[q_row[children[0]]].double() if children else p
-        for child in children:
+        p = q = sampling.probabilities(logits[node]).double()
+        row = CHOSEN
+        for child in (each for each in children if q_row[each] != CHOSEN):
+            if q_row[child] != row:
+                row = q_row[child]
+                q = rows[row].double()
             token = tokens[child]
             chance = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
             if bool(chance * q[token] < p[token]):
                 return child, token
             p = residual(p, q)
             q = without(q, token)
-        return None, int(torch.multinomial(p, 1, generator=generator))
+        token = int(torch.multinomial(p, 1, generator=generator))
+        chosen = (each for each in children if q_row[each] == CHOSEN and tokens[each] == token)
+        return next(chosen, None), token
 
     return walk(tree, step)
 

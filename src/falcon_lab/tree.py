@@ -6,14 +6,18 @@ auxiliary nodes, R draft distributions, D length of the longest path, V vocabula
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-Proposal = Literal["deterministic", "sampled"]
-"""How draft tokens were chosen: the top candidates, or samples from a known q."""
+Proposal = Literal["deterministic", "sampled", "mixed"]
+"""How draft tokens were chosen: the top candidates, samples from a known q, or some of either."""
+
+CHOSEN = -1
+"""Row of q of a node that was drawn from none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,10 @@ class TokenTree:
         proposal: how siblings were chosen; the acceptance rule follows from it.
         log_q: ``[C]`` float, the drafter's log-probability of each node given its parent path
             (0 for the root).
-        q: ``[R, V]`` float, the distributions that nodes were sampled from (``"sampled"`` only).
-        q_row: ``[C]`` long, row of ``q`` that each node was drawn from; -1 for the root.
+        q: ``[R, V]`` float, the distributions that nodes were sampled from; None where none was.
+        q_row: ``[C]`` long, row of ``q`` that each node was drawn from; -1 for the root, and for
+            nodes that were chosen (``"mixed"``). Siblings of one row are neighbours, in the order
+            in which they were drawn without replacement.
         routes: ``[C, D + 1]`` long, where the shape is known ahead of time: the nodes from the
             root to each one, itself repeated to fill up; D is the longest path's length.
     """
@@ -133,3 +139,32 @@ def ancestor_matrix(parents: Tensor) -> Tensor:
     for _ in range((nodes - 1).bit_length()):
         reached = (reached @ reached).clamp(max=1.0)
     return reached > 0
+
+
+def listed_tree(
+    root: Tensor, tokens: Sequence[int], parents: Sequence[int], log_q: Sequence[float]
+) -> TokenTree:
+    """Return a tree of chosen nodes that the host knows.
+
+    Args:
+        root: 0-d long, its token.
+        tokens: of the nodes behind the root, parents before their children.
+        parents: of these, 0 for the root.
+        log_q: of these.
+    """
+    routes = [[0]]
+    for node, parent in enumerate(parents, start=1):
+        routes.append([*routes[parent], node])
+    length, device = max(map(len, routes)), root.device
+    above = torch.tensor([-1, *parents], device=device)
+    return TokenTree(
+        torch.cat((root.reshape(1), torch.tensor(tokens, dtype=torch.long, device=device))),
+        above,
+        torch.tensor([len(route) - 1 for route in routes], device=device),
+        ancestor_matrix(above),
+        "deterministic",
+        torch.tensor([0.0, *log_q], device=device),
+        routes=torch.tensor(
+            [route + route[-1:] * (length - len(route)) for route in routes], device=device
+        ),
+    )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from falcon_cases import HIDDEN, VOCABULARY, drafter
-from falcon_lab.decoding.drafting import copies_of
 from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.drafters.sequences import copies_of
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 
 OPTIONS = [

@@ -62,12 +62,12 @@ class NodeDrafter:
         )
         frontier, self.asked = builder.start(context), []
         while frontier is not None and len(self.asked) < passes:
-            stands = self._stands(frontier)
+            stands = self.stands(frontier)
             self.asked.append(stands)
             frontier = builder.grow(DraftOutput(torch.stack([self.logits(at) for at in stands])))
         return builder.finish()
 
-    def _stands(self, frontier: Frontier) -> list[Tokens]:
+    def stands(self, frontier: Frontier) -> list[Tokens]:
         if not self.asked:
             assert frontier.tokens.shape == (1, 0)
             assert frontier.parents.tolist() == [-1]

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from falcon_lab.config.load import load_experiment
 from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import BuildContext
 from falcon_lab.measure import engines
 from falcon_lab.measure.engines import Methods, Setup, label
 from falcon_lab.plugins.discovery import load_components
@@ -143,3 +145,66 @@ def test_a_run_without_its_drafter_is_told_to_train_one(
 ) -> None:
     with pytest.raises(FalconLabError, match=f"{tmp_path}.*distil"):
         methods(target, components, tmp_path / "drafter", "optional=false")
+
+
+UNION = (
+    "drafter={name: union, parts: [{name: saved}, {name: falcon, block: 1}]}",
+    "tree={name: union, nodes: 9, parts: [{name: chain}, {name: dynamic}]}",
+)
+
+
+def test_a_union_has_the_runs_own_drafter_for_a_part(
+    target: Any, components: Components, saved: Path
+) -> None:
+    found = methods(target, components, saved, *UNION)
+    own, fresh = found.engines["tree"].drafter.drafters
+    alone = methods(target, components, saved, "optional=false").engines["tree"].drafter
+    assert isinstance(own, torch.nn.Module)
+    assert isinstance(alone, torch.nn.Module)
+    for mine, theirs in zip(own.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert (own.block, fresh.block) == (3, 1)
+    assert found.labels["tree"] == "falcon and falcon, k=3, union 9 nodes, untrained"
+    parts = found.provenance["tree"]["drafter"]["parts"]
+    assert [part["name"] for part in parts] == ["falcon", "falcon"]
+
+
+def test_a_saved_part_may_be_named_by_its_folder(
+    target: Any, components: Components, saved: Path, tmp_path: Path
+) -> None:
+    part = f"{{name: saved, path: {saved}}}"
+    named = f"drafter={{name: union, parts: [{part}, {part}]}}"
+    found = methods(target, components, tmp_path, named, UNION[1])
+    assert found.engines["tree"].drafter.pretrained
+    assert found.labels["tree"] == "falcon and falcon, k=3, union 9 nodes"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((UNION[0],), "has a tree for each of them"),
+        (("drafter={name: union}", UNION[1]), "0 parts; give it two or more"),
+        (
+            ("drafter={name: union, parts: [{name: saved}, {name: nothing}]}",),
+            r"parts\[1\].name: no drafter named",
+        ),
+    ],
+)
+def test_a_union_that_cannot_be_made_is_refused_in_a_line(
+    overrides: tuple[str, ...], said: str, target: Any, components: Components, saved: Path
+) -> None:
+    with pytest.raises(FalconLabError, match=said):
+        methods(target, components, saved, *overrides)
+
+
+def test_an_optional_union_is_left_out_where_a_part_is_not_installed(
+    target: Any, components: Components, saved: Path
+) -> None:
+    parts = "drafter={name: union, parts: [{name: saved}, {name: nothing}]}"
+    found = methods(target, components, saved, parts, UNION[1], "optional=true")
+    assert "nothing" in found.left_out["tree"]
+
+
+def test_without_a_run_there_is_no_drafter_of_its_own(target: Any, components: Components) -> None:
+    with pytest.raises(FalconLabError, match="there is no run here"):
+        components.build("drafter", {"name": "saved"}, BuildContext(target))

@@ -53,6 +53,9 @@ def loaded() -> tuple[Components, list[str]]:
     return components, messages
 
 
+BUILT_IN = ["falcon-lab/falcon", "falcon-lab/saved", "falcon-lab/union"]
+
+
 def names(components: Components, kind: str = "drafter") -> list[str]:
     return [c.full_name for c in components.components if c.kind == kind]
 
@@ -60,7 +63,7 @@ def names(components: Components, kind: str = "drafter") -> list[str]:
 def test_an_installed_plug_in_is_found_beside_the_built_ins(install: Install) -> None:
     install("falcon-lab-heads", GOOD, version="2.0", name="heads")
     components, messages = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert names(components) == [*BUILT_IN, "falcon-lab-heads/heads"]
     assert components.provenance("drafter", {"name": "heads"}) == {
         "name": "heads",
         "distribution": "falcon-lab-heads",
@@ -92,7 +95,7 @@ def test_a_broken_plug_in_is_reported_and_the_others_work(
     install("falcon-lab-broken", source, version="0.3.0")
     install("falcon-lab-heads", GOOD, name="heads")
     components, [message] = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert names(components) == [*BUILT_IN, "falcon-lab-heads/heads"]
     [failure] = components.failures
     assert (failure.distribution, failure.version) == ("falcon-lab-broken", "0.3.0")
     assert reason in failure.error
@@ -109,10 +112,9 @@ def test_a_broken_plug_in_matters_to_who_names_what_it_should_have_brought(
         assert load_experiment(None).drafter["name"] == "falcon"
         with pytest.raises(ConfigError) as caught:
             load_experiment(None, ["drafter.name=hydra"])
-    assert (
-        "no drafter named 'hydra'; known: falcon; falcon-lab-broken 0.3.0 did not load: Module"
-        in str(caught.value)
-    )
+    said = str(caught.value)
+    assert "no drafter named 'hydra'; known: falcon, saved, union; falcon-lab-broken 0.3.0" in said
+    assert "did not load: Module" in said
 
 
 def test_a_built_in_name_stays_the_built_ins_and_the_other_has_its_full_name(
@@ -151,9 +153,9 @@ def test_the_allow_list_names_the_distributions_that_are_loaded(
     install("falcon-lab-one", GOOD, name="one")
     install("falcon-lab-two", GOOD, name="two")
     monkeypatch.setenv("FALCON_LAB_PLUGINS", " Falcon_Lab.Two ,")
-    assert names(loaded()[0]) == ["falcon-lab/falcon", "falcon-lab-two/two"]
+    assert names(loaded()[0]) == [*BUILT_IN, "falcon-lab-two/two"]
     monkeypatch.setenv("FALCON_LAB_PLUGINS", "")
-    assert names(loaded()[0]) == ["falcon-lab/falcon"]
+    assert names(loaded()[0]) == [*BUILT_IN]
     assert "falcon_lab_one" not in sys.modules
     monkeypatch.delenv("FALCON_LAB_PLUGINS")
     assert {"falcon-lab-one/one", "falcon-lab-two/two"} <= set(names(loaded()[0]))
@@ -165,7 +167,7 @@ def test_an_allowed_distribution_that_is_not_installed_is_reported(
     monkeypatch.setenv("FALCON_LAB_PLUGINS", "falcon-lab-nowhere")
     components, [message] = loaded()
     assert message.startswith("falcon-lab-nowhere did not load: FALCON_LAB_PLUGINS names it")
-    assert names(components) == ["falcon-lab/falcon"]
+    assert names(components) == [*BUILT_IN]
 
 
 def test_of_two_entry_points_a_broken_one_and_a_name_taken_before_do_not_hide_the_rest(
@@ -175,7 +177,7 @@ def test_of_two_entry_points_a_broken_one_and_a_name_taken_before_do_not_hide_th
     points = "a = {module}\nb = falcon_lab_nowhere\nc = {module}"
     site.install("falcon-lab-heads", source, entry_points=points)
     components, messages = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert names(components) == [*BUILT_IN, "falcon-lab-heads/heads"]
     assert [failure.entry_point for failure in components.failures] == ["b", "c"]
     assert "No module named 'falcon_lab_nowhere'" in messages[0]
     assert "(entry point b)" in messages[0]
@@ -187,7 +189,7 @@ def test_a_distribution_without_a_name_goes_by_its_entry_points(site: Site, meta
     source = GOOD.format(name="heads", module="nameless")
     site.install("nameless", source, metadata=metadata)
     components, messages = loaded()
-    assert names(components) == ["falcon-lab/falcon", "nameless/heads"]
+    assert names(components) == [*BUILT_IN, "nameless/heads"]
     assert messages == []
 
 
@@ -200,7 +202,7 @@ def test_damaged_entry_points_of_one_distribution_hide_no_other(
     damaged = site.folder / "damaged-0.1.dist-info" / "entry_points.txt"
     damaged.write_bytes(f"[falcon_lab]\n{points}\n".encode(errors="surrogateescape"))
     components, messages = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert names(components) == [*BUILT_IN, "falcon-lab-heads/heads"]
     assert any(message.startswith("damaged") for message in messages)
 
 
@@ -225,7 +227,7 @@ def test_a_plug_in_may_ask_for_the_components_while_it_registers_its_own(site: S
     )
     site.install("falcon-lab-heads", asking.format(name="heads", module="falcon_lab_heads"))
     components, messages = loaded()
-    assert names(components) == ["falcon-lab/falcon", "falcon-lab-heads/heads"]
+    assert names(components) == [*BUILT_IN, "falcon-lab-heads/heads"]
     assert messages == []
 
 

@@ -41,6 +41,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "dflash", "block": 1, "layers": 1},
         {"name": "dflash", "block": 4, "layers": 1, "draft_vocabulary": 7},
         {"name": "sps", "layers": 1, "draft_vocabulary": 7},
+        {"name": "union", "parts": [{"name": "lookahead", "ngram": 3}, {"name": "falcon"}]},
+        {"name": "union", "parts": [{"name": "falcon", "block": 3}, {"name": "sps"}]},
     ],
     "schedule": [
         {"name": "csgd", "start": 0.45, "end": 0.1, "tokens": "data", "revealed_in_loss": False},
@@ -66,12 +68,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+INCOMPLETE = {
+    "target": ("smollm2",),  # this repository has not its model
+    "drafter": ("saved", "union"),  # a folder and parts are missing
+    "tree_builder": ("union",),  # for drafters of several parts; checked with these
+}
+
+
 def nodes(kind: str) -> list[dict[str, Any]]:
     """Every component of a kind with its defaults, and with options that matter."""
     known = everything()
     found = [{"name": name} for name in known.names(kind)] + VARIANTS.get(kind, [])
-    if kind == "target":  # of which this repository has the model
-        found.remove({"name": "smollm2"})
+    for name in INCOMPLETE.get(kind, ()):
+        found.remove({"name": name})
     if kind == "tree_builder":
         found += [{"name": "static", "template": name} for name in known.names("template")]
     return found
@@ -80,6 +89,8 @@ def nodes(kind: str) -> list[dict[str, Any]]:
 def label(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
+    if "parts" in value:
+        return "-".join([value["name"], *(part["name"] for part in value["parts"])])
     return "-".join(str(part) for key, part in value.items() if part != "static" or key != "name")
 
 
@@ -96,7 +107,9 @@ def test_every_component_passes_the_check_of_its_kind(kind: str, node: dict[str,
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
-@pytest.mark.parametrize("name", everything().names("drafter"))
+@pytest.mark.parametrize(
+    "name", [name for name in everything().names("drafter") if name not in INCOMPLETE["drafter"]]
+)
 def test_every_drafter_is_lossless_on_other_families_too(name: str, family: str) -> None:
     tested = ComponentUnderTest("drafter", {"name": name})
     case = Case(tested, tiny_target(family, vocab=12, positions=48))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fakes.rules import resample_from_p, soft_q
-from falcon_lab.acceptance import Auto, Greedy
+from falcon_lab.acceptance import Auto, Greedy, SamplingRule, accept_sampled
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import Csgd
 from falcon_lab.interfaces import (
@@ -68,6 +68,12 @@ def sampled_by(rule: Rule) -> Build:
         return found if rest[1].greedy else rule(tree, *rest)
 
     return ruling(decide)
+
+
+def as_drawn(tree: TokenTree, *rest: Any) -> Acceptance:
+    if tree.proposal != "mixed":
+        return SamplingRule(None, rest[0])(tree, *rest)
+    return accept_sampled(replace(tree, q_row=tree.parents), *rest)
 
 
 class OtherPadding(Greedy):
@@ -128,6 +134,10 @@ RULES: dict[str, tuple[Build, str]] = {
     "a correction with what was refused in it": (
         sampled_by(resample_from_p),
         "the output for deterministic trees",
+    ),
+    "chosen candidates that are taken for drawn ones": (
+        sampled_by(as_drawn),
+        "the output for mixed trees",
     ),
     "the likeliest token in place of a draw": (
         ruling(

@@ -140,7 +140,7 @@ def _may_be_absent(
 ) -> bool:
     """Return whether a method is optional and its plug-in is not installed."""
     optional = str(method.get("optional", False)).lower() == "true"
-    return optional and not components.knows(NODES[name], str(node.get("name")))
+    return optional and components.lacks(NODES[name], node)
 
 
 def _nodes(experiment: Experiment) -> Iterator[tuple[Any, str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, BuildContext, Drafter
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.registry import Components
@@ -37,9 +38,17 @@ def assemble(
             them.
         components: build the nodes.
         decoding: how the engine runs; None: the defaults.
+
+    Raises:
+        FalconLabError: a part cannot be built, or a drafter of several has one tree alone.
     """
     context = BuildContext.of(target, drafter)
-    made = (components.provide(kind, parts[key], context) for key, kind in KINDS.items())
+    made = [components.provide(kind, parts[key], context) for key, kind in KINDS.items()]
+    if drafter.drafters and not made[0].builders:
+        raise FalconLabError(
+            f"a drafter of {len(drafter.drafters)} parts has a tree for each of them; give it "
+            "tree: {name: union, parts: […]}"
+        )
     return SpeculativeEngine(target, drafter, *made, decoding=decoding)
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.drafting import copies_of, sequences_of
 from falcon_lab.decoding.generation import Generation, OnRound, PhaseClock
 from falcon_lab.decoding.memory import check_kv_memory
 from falcon_lab.decoding.round import (
@@ -30,6 +29,7 @@ from falcon_lab.decoding.round import (
 )
 from falcon_lab.decoding.stopping import StopCondition, begin
 from falcon_lab.decoding.target_sequences import TargetSequences, target_sequences
+from falcon_lab.drafters.sequences import copies_of, sequences_of
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     AcceptanceRule,
@@ -147,7 +147,7 @@ class Engine(ABC):
         """Continue prompts; yield each one's number and text as soon as it has ended.
 
         A drafter that cannot draft for several sequences itself is copied, as are tree builder,
-        acceptance rule and controller (``drafting.py``).
+        acceptance rule and controller (``drafters/sequences.py``).
 
         Args:
             prompts: ``[P]`` long each, at least one token, on the target's device.

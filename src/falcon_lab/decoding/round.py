@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.accepting import Accepted, accept
-from falcon_lab.decoding.drafting import OneByOne, observation, with_auxiliary
+from falcon_lab.decoding.drafting import observation, with_auxiliary
 from falcon_lab.decoding.generation import Generation, Laps, OnRound, PhaseClock, Round, Seconds
+from falcon_lab.drafters.sequences import OneByOne
 from falcon_lab.interfaces import Budget, Frontier, RoundContext, RoundOutcome
 from falcon_lab.tree import TokenTree
 
@@ -148,6 +149,7 @@ class SpeculativeRounds:
         The drafter observes every pass as it comes; what follows the last one is the root.
         """
         self._parts[place].controller.reset()
+        self._parts[place].builder.reset()
         self._drafts.reset(place, sequence.prompt[0])
         prompt, left = sequence.prompt, len(sequence.prompt)
         for output in self._target.read(prompt, cache, chunk=self._chunk):
@@ -231,13 +233,15 @@ class SpeculativeRounds:
     def _follow_up(
         self, place: int, tree: TokenTree, output: TargetOutput, accepted: Accepted
     ) -> RoundOutcome:
-        """Hand what was committed to a sequence's drafter and controller."""
+        """Hand what was committed to a sequence's drafter, controller and tree builder."""
         if tree.auxiliary:
             self._own[place].observe_auxiliary(tree, output.logits, accepted.acceptance)
         seen = observation(self._drafter, accepted.tokens, output, accepted.nodes)
         self._drafts.observe(place, seen)
-        outcome = RoundOutcome(tree.max_depth, tree.drafted, len(accepted.path) - 1)
+        path = accepted.path
+        outcome = RoundOutcome(tree.max_depth, tree.drafted, len(path) - 1, path)
         self._parts[place].controller.update(outcome)
+        self._parts[place].builder.update(outcome)
         return outcome
 
 

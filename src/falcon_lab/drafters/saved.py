@@ -13,13 +13,14 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from falcon_lab import __version__
 from falcon_lab.config.saved import DESCRIPTION, FORMAT, UNFINISHED, read_description
 from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.files import about, explain, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
+from falcon_lab.plugins.builtins import SavedConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -110,6 +111,27 @@ def load_drafter(
         )
     _read_weights(folder / WEIGHTS, drafter)
     return drafter.to(device=target.device, dtype=target.dtype).eval()
+
+
+def saved_drafter(config: SavedConfig, context: BuildContext) -> Any:
+    """Return a drafter that was saved, as a part of another component.
+
+    Raises:
+        FalconLabError: as ``load_drafter``; or it is a run's own, and there is no run.
+    """
+    drafter: Any
+    if context.saved is not None:
+        drafter = context.saved(config.path)
+    elif config.path is None:
+        raise FalconLabError(
+            "drafter 'saved' without a path is the run's own, and there is no run here; give its "
+            "folder: {name: saved, path: RUN/drafter}"
+        )
+    else:
+        target, components = cast("Target", context.host), cast("Components", context.components)
+        drafter = load_drafter(config.path, target, components)
+    drafter.pretrained = True
+    return drafter
 
 
 def refuse_other_target(folder: Path, stand_in: Target) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
 from falcon_lab.sampling import Sampling
-from falcon_lab.tree import TokenTree
+from falcon_lab.tree import Proposal, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,13 @@ class Frontier:
     Attributes:
         tokens: ``[F, k]`` long (``[1, 0]`` in the first pass).
         parents: ``[F]`` long, block index in the previous pass.
+        parts: where the drafter is made of others, what each of them expands, None for one that
+            drafts no further this round; tokens and parents are those of the first that does.
     """
 
     tokens: Tensor
     parents: Tensor
+    parts: tuple[Frontier | None, ...] = ()
 
     @classmethod
     def root(cls, device: torch.device) -> Frontier:
@@ -90,6 +93,8 @@ class DraftOutput:
             that looks them up); the tree builder ``paths`` uses them. None: it never has any.
         vocabulary: the tokens that the columns of ``logits`` are about; None: column c is the
             target's token c.
+        parts: where the drafter is made of others, the output of each of them that was asked for
+            one; what is beside it here is the first of these.
     """
 
     logits: Tensor
@@ -97,6 +102,7 @@ class DraftOutput:
     all_proposed: bool = False
     paths: Sequence[Sequence[int]] | None = None
     vocabulary: DraftVocabulary | None = None
+    parts: tuple[DraftOutput | None, ...] = ()
 
     @cached_property
     def log_probabilities(self) -> Tensor:
@@ -139,17 +145,38 @@ class RoundContext:
     generator: torch.Generator
 
 
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What a controller and a tree builder are given after verification.
+
+    Attributes:
+        drafted: draft tokens on the deepest path of the tree.
+        nodes: draft tokens in the tree.
+        accepted: draft tokens accepted, A.
+        path: the nodes of the tree from the root to the last accepted one.
+    """
+
+    drafted: int
+    nodes: int
+    accepted: int
+    path: Sequence[int] = ()
+
+
 class TreeBuilder(ABC):
     """Grows a token tree from the drafter's passes.
 
     Attributes:
         max_depth: deepest path it can build.
         max_nodes: most nodes it can build, the root counted (sizes the KV cache).
+        proposal: how siblings are chosen above temperature 0.
+        builders: tree builders that it is made of, one for each of the drafter's ``drafters``.
     """
 
     __slots__ = ()
     max_depth: int
     max_nodes: int
+    proposal: Proposal = "deterministic"
+    builders: tuple[TreeBuilder, ...] = ()
 
     @abstractmethod
     def start(self, context: RoundContext) -> Frontier | None:
@@ -162,6 +189,12 @@ class TreeBuilder(ABC):
     @abstractmethod
     def finish(self) -> TokenTree:
         """Return the tree: parent-closed, root first, within the budget."""
+
+    def update(self, outcome: RoundOutcome) -> None:
+        """Take in what came of the tree that was finished last, after verification."""
+
+    def reset(self) -> None:
+        """Start a sequence; what was learnt of the one before is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +259,6 @@ class AcceptanceRule(ABC):
             None where that cannot be done, for such a tree or such a sampling.
         """
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
-    """What a controller is given after verification.
-
-    Attributes:
-        drafted: draft tokens on the deepest path of the tree.
-        nodes: draft tokens in the tree.
-        accepted: draft tokens accepted, A.
-    """
-
-    drafted: int
-    nodes: int
-    accepted: int
 
 
 class LengthController(ABC):

@@ -161,6 +161,8 @@ class Drafter(ABC):
         max_auxiliary: most auxiliary nodes of a round (sizes the KV cache).
         pretrained: whether its weights, if it has any, were trained before it was built (a model
             from the hub), so that it may decode untrained.
+        drafters: drafters that it is made of. Each has a tree of its own (``TreeBuilder.builders``)
+            and a part of every ``Frontier`` and ``DraftOutput``.
     """
 
     __slots__ = ()
@@ -170,6 +172,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     max_auxiliary: int = 0
     pretrained: bool = False
+    drafters: tuple[Drafter, ...] = ()
 
     @abstractmethod
     def reset(self, first: Tensor) -> None:
@@ -380,6 +383,9 @@ class BuildContext:
         components: builds a component that is made of others; the registry fills it in.
         token_counts: counts how often each of the target's tokens occurs in the answers that a
             drafter is about to be trained on, ``[V]`` long; None where it is not to be trained.
+        parts: the contexts of components that work with the drafters that this drafter is made of.
+        saved: gives the drafter that is saved in a folder, or that the run has trained (None);
+            None: there is no run.
     """
 
     host: DrafterHost
@@ -387,11 +393,14 @@ class BuildContext:
     max_passes: int | None = None
     components: ComponentBuilder | None = None
     token_counts: Callable[[], Tensor] | None = None
+    parts: tuple[BuildContext, ...] = ()
+    saved: Callable[[str | None], Drafter] | None = None
 
     @classmethod
     def of(cls, host: DrafterHost, drafter: Drafter) -> BuildContext:
         """Make the context of components that work with this drafter."""
-        return cls(host, drafter.block, drafter.max_passes)
+        parts = tuple(cls.of(host, part) for part in drafter.drafters)
+        return cls(host, drafter.block, drafter.max_passes, parts=parts)
 
     def draft_vocabulary(
         self, size: int | None, *, own_head: bool = False

@@ -156,6 +156,16 @@ class Setup:
         Raises:
             FalconLabError: it is not there, or was trained for another target.
         """
+        drafter, node = self._made(config, trained)
+        if config.drafter is not None and is_untrained(drafter):
+            self.announce(
+                f"{node['name']} has weights that nobody trained, so that its drafts are "
+                "rarely accepted; train it by falcon-lab run, and name RUN/drafter"
+            )
+        return choose_drafter(drafter, self.experiment.decoding, self.announce), node
+
+    def _made(self, config: MethodConfig, trained: Path | None) -> tuple[Drafter, Node]:
+        """Build or load the drafter of a method as ``drafter`` does; nothing is compiled."""
         folder = Path(config.drafter_path) if config.drafter_path else trained
         if config.drafter is not None or folder is None:
             node = config.drafter or self.experiment.drafter
@@ -167,16 +177,23 @@ class Setup:
                 )
             node = saved_node(folder, self.components)
             if not self.stands_in:
-                drafter = load_drafter(folder, self.target, self.components)
-                return choose_drafter(drafter, self.experiment.decoding, self.announce), node
+                return load_drafter(folder, self.target, self.components), node
             refuse_other_target(folder, self.target)
-        drafter = self.components.build("drafter", node, BuildContext(host=self.target))
-        if config.drafter is not None and is_untrained(drafter):
-            self.announce(
-                f"{node['name']} has weights that nobody trained, so that its drafts are "
-                "rarely accepted; train it by falcon-lab run, and name RUN/drafter"
-            )
-        return choose_drafter(drafter, self.experiment.decoding, self.announce), node
+        # A part that is saved is described by what is saved there.
+        described: dict[str | None, Node] = {}
+
+        def saved(path: str | None) -> Drafter:
+            drafter, described[path] = self._made(MethodConfig(drafter_path=path), trained)
+            return drafter
+
+        context = BuildContext(host=self.target, saved=saved)
+        drafter: Drafter = self.components.build("drafter", node, context)
+
+        def describe(kind: str, inner: Node) -> Node:
+            is_saved = (kind, inner["name"]) == ("drafter", "saved")
+            return described.get(inner.get("path"), inner) if is_saved else inner
+
+        return drafter, self.components.replaced("drafter", node, describe)
 
     def engine(self, drafter: Drafter, nodes: Mapping[str, Node]) -> SpeculativeEngine:
         """Build the engine of a drafter, compiled where ``decoding.compile`` asks for it.
@@ -409,7 +426,8 @@ class Setup:
 
 def is_untrained(drafter: Drafter) -> bool:
     """Return whether a drafter that was just built has weights that nobody trained."""
-    return is_trainable(drafter) and not drafter.pretrained
+    own = is_trainable(drafter) and not drafter.pretrained
+    return own or any(is_untrained(part) for part in drafter.drafters)
 
 
 BIT = 6
@@ -439,7 +457,8 @@ def label(
     controller: Mapping[str, Any] | None = None,
 ) -> str:
     """Describe a method in a few words."""
-    parts = [node["name"], f"k={block}", f"{tree['name']} {_shape(tree)}".rstrip()]
+    name = " and ".join(part["name"] for part in node.get("parts", [])) or node["name"]
+    parts = [name, f"k={block}", f"{tree['name']} {_shape(tree)}".rstrip()]
     if controller is not None and controller["name"] != "fixed":
         parts.append(f"{controller['name']} {controller.get('threshold', '')}".rstrip())
     return ", ".join(parts)

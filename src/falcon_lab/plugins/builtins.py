@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from falcon_lab.fields import choice, ranged
+from falcon_lab.fields import choice, filled, ranged
 from falcon_lab.plugins.hooks import DraftVocabularyOption, Register, hookimpl
 
 PROPOSALS = ("deterministic", "sampled")
@@ -167,6 +167,36 @@ class OptimalTreeConfig:
 
 
 @dataclass
+class UnionConfig:
+    """Several drafters whose candidates share one tree: ``tree: {name: union}``, which has a tree
+    for each of them."""
+
+    parts: list[dict[str, Any]] = field(default_factory=list, metadata={"component": "drafter"})
+    """Their nodes, two at the least; a trained one is ``{name: saved}``."""
+
+
+@dataclass
+class UnionTreeConfig:
+    """The trees of a union's drafters, joined where they begin alike."""
+
+    parts: list[dict[str, Any]] = field(
+        default_factory=list, metadata={"component": "tree_builder"}
+    )
+    """A node for each of the drafters, in their order."""
+    nodes: int = ranged(32, least=0, most=MOST_NODES)
+    """Draft tokens that are kept of all trees: those likeliest to be accepted, by what was accepted
+    of each part in this text."""
+
+
+@dataclass
+class SavedConfig:
+    """A drafter that was trained and saved, as a part of another component."""
+
+    path: str | None = filled(None, "name a folder, or write null")
+    """Its folder; null: the run's own."""
+
+
+@dataclass
 class FixedConfig:
     """The same budget every round; null leaves it to the tree."""
 
@@ -188,6 +218,8 @@ def register_components(register: Register) -> None:
     """Register everything that ships with falcon-lab."""
     register.target("tiny-code", "falcon_lab.pretraining.target:tiny_code")
     register.drafter("falcon", "falcon_lab.drafters.falcon:FalconDrafter", config=FalconConfig)
+    register.drafter("saved", "falcon_lab.drafters.saved:saved_drafter", config=SavedConfig)
+    register.drafter("union", "falcon_lab.drafters.union:Union", config=UnionConfig)
     register.schedule("csgd", "falcon_lab.glancing:Csgd", config=CsgdConfig)
     register.schedule("random", "falcon_lab.glancing:RandomGlancing", config=RandomConfig)
     register.schedule("valid_prefix", "falcon_lab.glancing:ValidPrefix", config=ValidPrefixConfig)
@@ -206,6 +238,7 @@ def register_components(register: Register) -> None:
     register.tree_builder(
         "optimal", "falcon_lab.trees.best_first:OptimalTree", config=OptimalTreeConfig
     )
+    register.tree_builder("union", "falcon_lab.trees.union:UnionTree", config=UnionTreeConfig)
     register.template("vicuna", "falcon_lab.trees.templates:vicuna")
     register.template("llama", "falcon_lab.trees.templates:llama")
     register.acceptance_rule("auto", "falcon_lab.acceptance:Auto")

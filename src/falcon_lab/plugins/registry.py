@@ -96,12 +96,14 @@ class Components:
         if not left:
             raise ConfigError(key, f"components within components never end ({component.owner})")
         values = _values(component, node, key)
-        for name, inner in _nodes(component.config).items():
-            if inner not in KINDS or not isinstance(values[name], Mapping):
-                problem = f"must be a {inner}'s mapping with its name, not {values[name]!r}"
-                raise ConfigError(join(key, name), f"{problem} ({component.owner})")
-            values[name] = self._checked(inner, values[name], join(key, name), left - 1)
-        return {"name": node["name"], **values}
+
+        def check(inner: str, value: Any, at: str) -> dict[str, Any]:
+            if inner not in KINDS or not isinstance(value, Mapping):
+                problem = f"must be a {inner}'s mapping with its name, not {value!r}"
+                raise ConfigError(at, f"{problem} ({component.owner})")
+            return self._checked(inner, value, at, left - 1)
+
+        return {"name": node["name"], **_with_nodes(component, values, key, check)}
 
     def owner(self, kind: str, name: str) -> str:
         """Return whose a component is, for messages."""
@@ -140,14 +142,47 @@ class Components:
         """Return a component that is there already, or build the one that a node describes."""
         return self.build(kind, part, context) if isinstance(part, Mapping) else part
 
-    def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, str]:
-        """Return what to write down about a component: name, distribution, version."""
+    def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what to write down about a component: name, distribution, version.
+
+        The same of components that it is made of stands by the option that has them.
+        """
         component = self.named(kind, node, kind)
+        inner = {name: node[name] for name in _nodes(component.config) if name in node}
         return {
             "name": component.name,
             "distribution": component.distribution,
             "version": component.version,
+            **_with_nodes(
+                component, inner, kind, lambda kind, node, at: self.provenance(kind, node)
+            ),
         }
+
+    def replaced(
+        self,
+        kind: str,
+        node: Mapping[str, Any],
+        change: Callable[[str, dict[str, Any]], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Return a node with what ``change`` makes of it and of every node within it."""
+        component = self.named(kind, node, kind)
+
+        def within(kind: str, value: Any, at: str) -> dict[str, Any]:
+            return self.replaced(kind, value, change)
+
+        return change(kind, _with_nodes(component, node, kind, within))
+
+    def lacks(self, kind: str, node: Mapping[str, Any]) -> bool:
+        """Whether a node, or one within it, names a component that no plug-in registered."""
+        if not self.knows(kind, str(node.get("name"))):
+            return True
+        lacking: list[bool] = []
+
+        def within(kind: str, value: Any, at: str) -> None:
+            lacking.append(isinstance(value, Mapping) and self.lacks(kind, value))
+
+        _with_nodes(self.find(kind, str(node["name"])), node, kind, within)
+        return any(lacking)
 
     def recorded(
         self, kind: str, node: Mapping[str, Any], provenance: Mapping[str, Any]
@@ -344,6 +379,30 @@ def _nodes(config: type | None) -> dict[str, str]:
     """Return the options that are nodes of other components, and of which kind."""
     fields = () if config is None else dataclasses.fields(config)
     return {f.name: f.metadata["component"] for f in fields if "component" in f.metadata}
+
+
+def _with_nodes(
+    component: Component,
+    values: Mapping[str, Any],
+    key: str,
+    change: Callable[[str, Any, str], Any],
+) -> dict[str, Any]:
+    """Return a component's options with its nodes, or those in its lists, changed.
+
+    Args:
+        component: whose.
+        values: the options, all of them or some.
+        key: of the component.
+        change: kind, node and its full key -> what takes its place.
+    """
+    changed = dict(values)
+    for name, kind in _nodes(component.config).items():
+        at, value = join(key, name), values.get(name)
+        if isinstance(value, list):
+            changed[name] = [change(kind, v, f"{at}[{i}]") for i, v in enumerate(value)]
+        elif name in values:
+            changed[name] = change(kind, value, at)
+    return changed
 
 
 def _options(component: Component) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
     - ``accept_padded``, where there is one, decides the same.
     - One that calls itself ``lossless``: greedily, the longest path that the target would have
       written, and the target's token after it; sampling, the target's own distribution, for trees
-      of chosen candidates (whose ``log_q`` must not count) and of sampled ones.
+      of chosen candidates (whose ``log_q`` must not count), of sampled ones, and of both, unless
+      it refuses such with a ``FalconLabError``.
 
     Args:
         rule: a YAML node, or what builds a rule from a ``BuildContext``.
@@ -77,14 +78,16 @@ def check_acceptance(rule: Recipe, *, seed: int = 0) -> None:
             check_greedy(tested, made)
             check_decoding(tested, target)
     if 1.0 in fitting:
-        for proposal in ("deterministic", "sampled"):
+        proposals = ["deterministic", "sampled"]
+        proposals += ["mixed"] if _fits(made, 1.0, "mixed") else []
+        for proposal in proposals:
             with tested.checking(f"the distribution for {proposal} trees"):
                 check_distribution(tested, made, proposal)
 
 
-def _fits(rule: Any, temperature: float) -> bool:
+def _fits(rule: Any, temperature: float, proposal: str = "deterministic") -> bool:
     generator = torch.Generator().manual_seed(0)
-    tree = random_tree(generator, "deterministic")
+    tree = random_tree(generator, proposal)
     try:
         rule(tree, torch.zeros(tree.nodes, VOCABULARY), Sampling(temperature), generator)
     except FalconLabError:
@@ -98,7 +101,7 @@ def random_tree(
     """Make a tree of the first ``nodes`` of ``PARENTS``.
 
     Siblings are drawn from ``q``, ``[7, V]``, of their parent without replacement. Chosen ones
-    carry the same ``log_q``, which must not count.
+    carry the same ``log_q``, which must not count. In a mixed tree the second sibling is chosen.
     """
     if q is None:
         q = torch.randn(len(PARENTS), VOCABULARY, generator=generator).softmax(-1)
@@ -106,13 +109,22 @@ def random_tree(
     tokens, log_q, depth = [ROOT], [0.0], [0]
     drawn = torch.multinomial(q, 2, generator=generator).tolist()
     for node, parent in enumerate(PARENTS[1:nodes], start=1):
-        tokens.append(drawn[parent][PARENTS[:node].count(parent)])
+        rank = PARENTS[:node].count(parent)
+        token = drawn[parent][rank]
+        if rank and proposal == "mixed":
+            token = next(each for each in range(parent, VOCABULARY) if each != drawn[parent][0])
+        tokens.append(token)
         log_q.append(float(q[parent, tokens[-1]].log()))
         depth.append(depth[parent] + 1)
     tree = torch.tensor(tokens), parents, torch.tensor(depth), ancestor_matrix(parents)
     if proposal == "deterministic":
         return TokenTree(*tree, "deterministic", torch.tensor(log_q))
-    return TokenTree(*tree, "sampled", torch.tensor(log_q), q, parents.clone())
+    rows = parents.clone()
+    if proposal == "sampled":
+        return TokenTree(*tree, "sampled", torch.tensor(log_q), q, rows)
+    chosen = [node for node in range(nodes) if PARENTS[:node].count(PARENTS[node])]
+    rows[chosen] = -1
+    return TokenTree(*tree, "mixed", torch.tensor(log_q), q, rows)
 
 
 def check_paths(tested: ComponentUnderTest, rule: Any, temperature: float) -> None:
@@ -249,7 +261,7 @@ def check_distribution(tested: ComponentUnderTest, rule: Any, proposal: str) -> 
         q = torch.randn(len(PARENTS), VOCABULARY, generator=draws).softmax(-1)
         tree, texts = random_tree(draws, proposal, q), []
         for _ in range(ROUNDS):
-            if proposal == "sampled":
+            if proposal != "deterministic":
                 tree = random_tree(draws, proposal, q)
             found = rule(tree, table.logits(tree), sampling, draws)
             texts.append(table.text(tree, found, sampling, draws))

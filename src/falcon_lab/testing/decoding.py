@@ -66,6 +66,8 @@ def build_drafter(
 
 def stirred(drafter: Any, stir: float, generator: torch.Generator) -> Any:
     """Add noise to a drafter's weights, if it has any, and put it into evaluation mode."""
+    for part in drafter.drafters:
+        stirred(part, stir, generator)
     if not isinstance(drafter, torch.nn.Module):
         return drafter
     with torch.no_grad():

@@ -5,6 +5,7 @@ Shapes: F frontier blocks, k block, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,14 @@ TOLERANCE = 1e-4
 
 STIRRED = 0.2
 """Noise that is added to all weights, so that no bias is zero and no two norms are equal."""
+
+
+CHAIN = {"name": "chain"}
+
+
+def union_of(tree: Mapping[str, Any], parts: int) -> dict[str, Any]:
+    """Return the node of the tree of a union, all of whose parts have the same tree."""
+    return {"name": "union", "parts": [dict(tree) for _ in range(parts)], "nodes": 12}
 
 
 class Case:
@@ -65,7 +74,12 @@ class Case:
         return stirred(drafter, STIRRED, self.tested.generator(1))
 
     def engine(self, drafter: Drafter, **parts: Any) -> SpeculativeEngine:
-        """Make an engine of the drafter, with ``parts`` as ``decoding.engine`` has them."""
+        """Make an engine of the drafter, with ``parts`` as ``decoding.engine`` has them.
+
+        A drafter that is made of others has such a tree for each of them.
+        """
+        if drafter.drafters:
+            parts["tree"] = union_of(parts.get("tree", CHAIN), len(drafter.drafters))
         return engine(self.target, drafter, components=self.tested.components, **parts)
 
     def text(self, drafter: Drafter, rows: int, number: int = 2) -> Text:

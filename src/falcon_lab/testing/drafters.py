@@ -81,9 +81,9 @@ def trees_for(case: Case) -> dict[str, dict[str, Any]]:
     drafter = case.fresh()
     drafted = DraftedSequence(drafter, case.text(drafter, 4))
     drafted.observe(4)
-    return (
-        TREES if drafted.draft().paths is None else TREES | {"a tree of paths": {"name": "paths"}}
-    )
+    if drafter.drafters or drafted.draft().paths is None:
+        return TREES
+    return TREES | {"a tree of paths": {"name": "paths"}}
 
 
 def check_greedy(case: Case) -> None:

@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import PathsTreeConfig
-from falcon_lab.tree import TokenTree, ancestor_matrix
+from falcon_lab.tree import TokenTree, listed_tree
 
 Path = tuple[int, ...]
 """Ranks from the root to a node."""
@@ -136,7 +134,7 @@ class PathsTree(TreeBuilder):
             depth=self.max_depth, nodes=self.max_nodes - 1, block=self.max_depth
         )
         self._tokens: list[int] = []  # of the drafts: node i is entry i - 1
-        self._routes: list[list[int]] = [[0]]  # nodes from the root to each one
+        self._parents: list[int] = []
         if self._depth < 1 or self._nodes < 1:
             return None
         return Frontier.root(context.root.device)
@@ -158,20 +156,7 @@ class PathsTree(TreeBuilder):
 
     def finish(self) -> TokenTree:
         """Return the tree of the paths, those with a common beginning joined."""
-        device = self._root.device
-        deepest = max(len(route) for route in self._routes)
-        parents = torch.tensor([-1, *(route[-2] for route in self._routes[1:])], device=device)
-        drafts = torch.tensor(self._tokens, dtype=torch.long, device=device)
-        filled = [route + route[-1:] * (deepest - len(route)) for route in self._routes]
-        return TokenTree(
-            torch.cat((self._root.reshape(1), drafts)),
-            parents,
-            torch.tensor([len(route) - 1 for route in self._routes], device=device),
-            ancestor_matrix(parents),
-            "deterministic",
-            torch.zeros(len(self._routes), device=device),
-            routes=torch.tensor(filled, device=device),
-        )
+        return listed_tree(self._root, self._tokens, self._parents, [0.0] * len(self._tokens))
 
     def _add(self, path: Sequence[int], children: dict[tuple[int, int], int]) -> None:
         """Add what is new of a path; ``children`` are the nodes by parent and token."""
@@ -183,5 +168,5 @@ class PathsTree(TreeBuilder):
                     return
                 self._tokens.append(token)
                 known = children[node, token] = len(self._tokens)
-                self._routes.append([*self._routes[node], known])
+                self._parents.append(node)
             node = known

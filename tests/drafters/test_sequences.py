@@ -8,8 +8,8 @@ from torch import nn
 from fakes.decoding import chain
 from fakes.drafters import RandomDrafter
 from falcon_cases import drafter
-from falcon_lab.decoding.drafting import OneByOne, copies_of, sequences_of
 from falcon_lab.drafters.head_drafting import Drafting
+from falcon_lab.drafters.sequences import OneByOne, copies_of, sequences_of
 from falcon_lab.interfaces import Drafter, DraftOutput, Frontier, Observation
 from falcon_lab.trees.paths import checked
 from falcon_lab.trees.template_tree import TemplateTree

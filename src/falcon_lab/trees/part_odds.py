@@ -1,0 +1,101 @@
+"""How likely what the parts of a union propose is accepted, by what the text has shown so far.
+
+A part claims a probability for every node: its own, or 1 where it has none (a text that was looked
+up). How much of its claims comes true is counted, over all of them and among nodes of about the
+same claim and depth, and a node's chance is the mean of these counts and of what was assumed before
+(a Beta prior): that half of every claim comes true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from falcon_lab.trees.merging import Claim
+
+ASSUMED, WEIGHT = 0.5, 4.0
+"""Share of a part's claims that comes true, before any was seen, and what that weighs: as much as
+so many claims of certainty; the same for a class of nodes, whose prior is its part's share."""
+
+LEAST_CLAIM, DEEPEST = 5, 3
+"""The last class of claims, by halves (1 to 1/2, 1/2 to 1/4, …), and that of depths, by doubling
+(1, 2 and 3, 4 and more)."""
+
+SUREST = 0.999
+
+
+@dataclass(slots=True)
+class Count:
+    """Claims and what came of them.
+
+    Attributes:
+        tried: nodes whose parent was accepted.
+        claimed: the sum of their claims.
+        accepted: how many of them were.
+    """
+
+    tried: int = 0
+    claimed: float = 0.0
+    accepted: int = 0
+
+    def add(self, claim: float, *, accepted: bool) -> None:
+        """Count a node."""
+        self.tried += 1
+        self.claimed += claim
+        self.accepted += accepted
+
+
+class PartOdds:
+    """What a text has shown of the parts.
+
+    Args:
+        parts: how many.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = [Count() for _ in range(parts)]
+        self._classes: dict[tuple[int, int, int], Count] = {}
+        self._rounds = 0
+
+    def chance(self, claims: Sequence[Claim], depth: int) -> float:
+        """Return how likely a node is accepted where its parent was: by any part that has it."""
+        missed = math.prod(1 - self._of_one(claim, depth) for claim in claims)
+        return min(1 - missed, SUREST)
+
+    def _of_one(self, claim: Claim, depth: int) -> float:
+        claimed, of_part = math.exp(claim.log_q), self._parts[claim.part]
+        share = (of_part.accepted + ASSUMED * WEIGHT) / (of_part.claimed + WEIGHT)
+        prior = min(share * claimed, SUREST)
+        seen = self._classes.get(_class(claim, depth), Count())
+        return (seen.accepted + WEIGHT * prior) / (seen.tried + WEIGHT)
+
+    def add(self, claims: Sequence[Claim], depth: int, *, accepted: bool) -> None:
+        """Count a node whose parent was accepted."""
+        for claim in claims:
+            claimed = math.exp(claim.log_q)
+            self._parts[claim.part].add(claimed, accepted=accepted)
+            of_class = self._classes.setdefault(_class(claim, depth), Count())
+            of_class.add(claimed, accepted=accepted)
+
+    def end_round(self) -> None:
+        """Count a round."""
+        self._rounds += 1
+
+    def shares(self, nodes: int) -> list[int]:
+        """Divide nodes among the parts, each one at the least while there are any.
+
+        The shares are as the tokens that were accepted of each part a round, a token a round being
+        assumed of each with the weight of ``WEIGHT`` rounds.
+        """
+        gains = [(part.accepted + WEIGHT) / (self._rounds + WEIGHT) for part in self._parts]
+        first = [int(part < nodes) for part in range(len(gains))]
+        rest = nodes - sum(first)
+        ends = [0, *(round(rest * gain / sum(gains)) for gain in accumulate(gains))]
+        return [one + end - begin for one, (begin, end) in zip(first, pairwise(ends), strict=True)]
+
+
+def _class(claim: Claim, depth: int) -> tuple[int, int, int]:
+    halves = min(int(-claim.log_q / math.log(2)), LEAST_CLAIM)
+    return claim.part, halves, min(depth.bit_length(), DEEPEST)
