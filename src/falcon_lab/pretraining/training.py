@@ -230,7 +230,7 @@ def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
         batch_size=recipe.batch_size,
         seed=recipe.seed,
     )
-    return FalconDataModule(config, tokenizer, max_positions=recipe.model.max_positions)
+    return FalconDataModule(config, tokenizer)
 
 
 def trained_model(recipe: PretrainingConfig, tokenizer: Any, folder: Path) -> LlamaForCausalLM:
