@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from falcon_lab import __version__
 from falcon_lab.config.saved import DESCRIPTION, FORMAT, UNFINISHED, read_description
 from falcon_lab.errors import ConfigError, FalconLabError
-from falcon_lab.files import about, explain, keep_former, make_folder
+from falcon_lab.files import about, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import SavedConfig
 
@@ -53,21 +53,26 @@ def save_drafter(
     Raises:
         FalconLabError: it cannot be written; what was there is still there.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     folder = Path(folder)
     finish_exchange(folder)
     fresh = _removed(folder.with_name(f".{folder.name}.new"))
+    config = _describe(node, provenance, target)
+    state = {name: t.detach().cpu().contiguous() for name, t in drafter.state_dict().items()}
     try:
         make_folder(fresh)
-        (fresh / UNFINISHED).touch()
-        _write_weights(fresh / WEIGHTS, drafter)
-        (fresh / CARD).write_text(card, "utf-8")
-        config = _describe(node, provenance, target)
-        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        _exchange(fresh, folder)
-    except OSError as error:
+        with about(folder, also=(SafetensorError,)):
+            (fresh / UNFINISHED).touch()
+            save_file(state, fresh / WEIGHTS, metadata={"format": "pt"})
+            (fresh / CARD).write_text(card, "utf-8")
+            (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+            _exchange(fresh, folder)
+    except FalconLabError:
         shutil.rmtree(fresh, ignore_errors=True)
         finish_exchange(folder)
-        raise FalconLabError(f"{explain(error, folder)}; the drafter was not saved") from error
+        raise
     return folder
 
 
@@ -192,17 +197,6 @@ def _describe(
 
 
 # --- weights ------------------------------------------------------------------------------------
-
-
-def _write_weights(path: Path, drafter: nn.Module) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    state = {name: t.detach().cpu().contiguous() for name, t in drafter.state_dict().items()}
-    try:
-        save_file(state, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # what a full disk raises here
-        raise OSError(str(error)) from error
 
 
 def _read_weights(path: Path, drafter: nn.Module) -> None:
