@@ -22,8 +22,8 @@ from falcon_lab.commands.arguments import (
     settings,
     wants_color,
 )
-from falcon_lab.config.saved import decoding_experiment, names_a_drafter
-from falcon_lab.config.schema import Experiment, MethodConfig
+from falcon_lab.config.saved import decoding_experiment, method_of, names_a_drafter
+from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_text
 
@@ -229,7 +229,4 @@ def choose_method(experiment: Experiment, drafter: Path | None, overrides: Seque
     """Leave the method of the saved drafter, or of the one that the overrides name, or none."""
     experiment.evaluation.methods = {}
     if drafter is not None or names_a_drafter(overrides):
-        experiment.evaluation.methods[DRAFTER] = MethodConfig(
-            drafter=None if drafter else experiment.drafter,
-            drafter_path=str(drafter) if drafter else None,
-        )
+        experiment.evaluation.methods[DRAFTER] = method_of(experiment, drafter)

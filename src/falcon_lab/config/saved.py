@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,17 @@ def bench_experiment(
         file = is_yaml(name)
         own = [name if file else f"tree.name={name}", *(f"tree.{option}" for option in options)]
         with_own = decoding_experiment(drafter, [*shared, *own])
-        experiment.evaluation.methods[row] = MethodConfig(
-            drafter=None if drafter else experiment.drafter,
-            drafter_path=str(drafter) if drafter else None,
-            tree=with_own.tree,
-            controller=with_own.controller if file else None,
-        )
+        controller = with_own.controller if file else None
+        method = replace(method_of(experiment, drafter), tree=with_own.tree, controller=controller)
+        experiment.evaluation.methods[row] = method
     return experiment
+
+
+def method_of(experiment: Experiment, drafter: Path | None) -> MethodConfig:
+    """Return a method with a saved drafter; without one, with the experiment's own."""
+    if drafter is None:
+        return MethodConfig(drafter=experiment.drafter)
+    return MethodConfig(drafter_path=str(drafter))
 
 
 def key_of(override: str) -> str:
