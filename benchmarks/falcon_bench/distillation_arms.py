@@ -102,7 +102,9 @@ class Arm:
         components: Components,
     ) -> None:
         self.way, self.batches = way, data.batches()
-        self.module: Distillation = training_of(experiment, target, components)[0]
+        self.module: Distillation = training_of(experiment, target, components, data.token_counts)[
+            0
+        ]
         self.module.setup("fit")
         self.weights = [p for p in self.module.drafter.parameters() if p.requires_grad]
         made = make_optimizer(

@@ -18,6 +18,7 @@ from falcon_lab.data.datamodule import FalconDataModule, prepare_data
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.packing import Batch
+from falcon_lab.distill.rows import labelled_positions
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.hooks import Component
 from falcon_lab.plugins.registry import Components
@@ -224,6 +225,9 @@ def test_stored_features_are_those_of_the_same_pass_bit_for_bit(tmp_path: Path) 
         assert held.features.dtype == dtype
         read = target.teacher(held.tokens, held.documents, held.positions)
         assert torch.equal(held.features, read)
+        assert held.argmax is not None
+        labelled = labelled_positions(held)
+        assert torch.equal(held.argmax[labelled], target.head(read).argmax(-1)[labelled])
 
 
 def test_without_a_store_nothing_is_written_or_announced() -> None:

@@ -33,10 +33,14 @@ class Echo:
         self.rows_asked += len(tokens)
         return torch.stack([tokens, positions, documents], dim=-1).to(self.dtype)
 
+    def head(self, features: Tensor) -> Tensor:
+        """Logits whose greatest is the token's."""
+        return -(torch.arange(20) - features[:, :1].float()).abs()
+
 
 def plan_store(folder: Path, sequences: PackedSequences, target: Echo) -> feature_store.StorePlan:
     """The plan of a store with shards of three sequences in float32."""
-    return feature_store.plan_store(folder, sequences, target, shard_bytes=3 * 4 * 3 * 4)
+    return feature_store.plan_store(folder, sequences, target, shard_bytes=3 * 4 * (3 * 4 + 4))
 
 
 def build(folder: Path, target: Echo, sequences: PackedSequences = ROWS) -> FeatureStore:
@@ -53,14 +57,26 @@ def test_features_are_read_back_row_by_row(tmp_path: Path, dtype: torch.dtype) -
     assert features[:, :, 0].tolist() == [[row + 1.0] * 4 for row in wanted]
     assert features[0, :, 1].tolist() == [0, 1, 2, 3]
     assert target.rows_asked == 7
+    assert store.argmax(wanted).tolist() == [[row + 1] * 3 + [0] for row in wanted]
+
+
+def test_a_shard_of_an_earlier_version_is_written_anew(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    store = build(tmp_path, Echo())
+    shard = tmp_path / "features-00001.safetensors"
+    save_file({"features": load_file(shard)["features"]}, shard)
+    target = Echo()
+    assert build(tmp_path, target).argmax([4]).equal(store.argmax([4]))
+    assert target.rows_asked == 3
 
 
 def test_the_size_is_known_and_told_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     plan = plan_store(folder, ROWS, Echo())
     assert not folder.exists()
-    assert plan.bytes == plan.missing_bytes == 7 * 4 * 3 * 4
-    assert "336 B (7 sequences x 4 tokens x 3 features in float32), 336 B to write" in plan.sentence
+    assert plan.bytes == plan.missing_bytes == 7 * 4 * (3 * 4 + 4)
+    assert "448 B (7 sequences x 4 tokens x 3 features in float32), 448 B to write" in plan.sentence
     build(folder, Echo())
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert plan.bytes <= written < plan.bytes + 3 * 200
@@ -134,7 +150,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
 ) -> None:
     disk = namedtuple("disk", "free")(300)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: disk)
-    with pytest.raises(FalconLabError, match=r"336 B to write, 300 B free .* not enough room"):
+    with pytest.raises(FalconLabError, match=r"448 B to write, 300 B free .* not enough room"):
         plan_store(tmp_path / "s", ROWS, Echo())
     assert not (tmp_path / "s").exists()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from distilling import QUIET, Data, Notes, batch, distillation, weights
 from falcon_lab.distill.loss import FLOAT32, MIB, ChunkedLoss, Teacher, rows_per_chunk
 from falcon_lab.distill.rows import StudentRows, labelled_positions
-from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
+from falcon_lab.interfaces import BuildContext, DraftVocabulary, LabelledRows, Objective
 from falcon_lab.model.target import Target
 from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
@@ -348,3 +348,16 @@ def test_the_target_s_logits_are_kept_where_there_is_room_for_them(
     else:
         with pytest.raises(TypeError):
             teacher.logits(places[5:9])
+
+
+@pytest.mark.parametrize(("fit", "some"), [(False, False), (True, True), (False, True)])
+def test_tokens_from_a_store_spare_the_whole_head(fit: bool, some: bool) -> None:
+    target, given = tiny_target(), batch(3)
+    features = target.teacher(given.tokens, given.documents, given.positions)
+    given = given._replace(argmax=target.head(features).argmax(-1) + 1)
+    words = DraftVocabulary(target, 32, torch.arange(64)) if some else None
+    teacher = Teacher(target, given, features, 100 if fit else 5, vocabulary=words)
+    expected = given.argmax
+    target.head = None  # type: ignore[method-assign, assignment]
+    assert expected is not None
+    assert torch.equal(teacher.argmax(), expected.flatten())

@@ -58,9 +58,9 @@ def prepare_data(
         FalconLabError: the corpus cannot be read, or a feature store is named and the drafter
             reads hidden states of layers, which no store has.
     """
-    refuse_other_author(config.corpus, target)
     data = FalconDataModule.for_target(config, target)
     refuse_taps(config, target, drafter, components)
+    refuse_other_author(config.corpus, target)
     sequences = data.train_sequences
     tokens = round(len(sequences) * sequences.length * sequences.filled)
     announce(

@@ -1,10 +1,13 @@
 """Teacher features on disk, computed once for many trainings on the same sequences.
 
+Beside them is the target's most likely token after every position of the loss, which a training by
+glances needs, and which would cost a product with the whole LM head in every step.
+
 A folder of safetensors shards and an index that names the target and the sequences they belong to.
 Shards are written under a temporary name and renamed, so that one with the right name is whole;
 a build that was killed resumes with the first shard that is missing.
 
-Shapes: N sequences, B batch, T tokens of a sequence, H hidden.
+Shapes: N sequences, B batch, T tokens of a sequence, n rows, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from falcon_lab.files import make_folder, write_atomically, write_whole
 from falcon_lab.stored import read_json
 
 INDEX = "store.json"
+ARGMAX = torch.int32
+"""Of tokens in a shard."""
+HEAD_ROWS = 256
+"""Logits that are computed at a time."""
 SHARD_BYTES = 2**28
 """A shard is about this large."""
 
@@ -47,6 +54,10 @@ class Teacher(Protocol):
 
     def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
         """Compute features ``[B, T, H]`` of ``[B, T]`` long each."""
+        ...
+
+    def head(self, features: Tensor) -> Tensor:
+        """Compute logits ``[n, V]`` of ``[n, H]``."""
         ...
 
 
@@ -118,7 +129,7 @@ def plan_store(
             no room for what is missing.
     """
     width = torch.empty(0, dtype=target.dtype).element_size()
-    sequence_bytes = sequences.length * target.hidden_size * width
+    sequence_bytes = sequences.length * (target.hidden_size * width + ARGMAX.itemsize)
     index = StoreIndex(
         target=target.fingerprint,
         data=sequences.fingerprint(),
@@ -161,20 +172,34 @@ def build_store(
     total = sum(len(plan.index.shard(number)) for number in plan.missing)
     with Bar(total=total, desc="teacher features", unit="sequence") as bar:
         for number in plan.missing:
-            parts = []
+            features, tokens = [], []
             here = plan.index.shard(number)
             for start in range(here.start, here.stop, batch_size):
                 batch = slice(start, min(start + batch_size, here.stop))
-                parts.append(_features(sequences, batch, target))
+                read = _features(sequences, batch, target)
+                features.append(read.cpu())
+                tokens.append(_argmax(read, sequences.loss_mask[batch], target).cpu())
                 bar.update(batch.stop - batch.start)
-            write_shard(shard_path(plan.folder, number), torch.cat(parts))
+            write_shard(shard_path(plan.folder, number), torch.cat(features), torch.cat(tokens))
     return FeatureStore.open(plan.folder, target.fingerprint, sequences.fingerprint())
 
 
 def _features(sequences: PackedSequences, batch: slice, target: Teacher) -> Tensor:
     packed = (sequences.tokens, sequences.documents, sequences.positions)
     tokens, documents, positions = (part[batch].long().to(target.device) for part in packed)
-    return target.teacher(tokens, documents, positions).to(target.dtype).cpu()
+    return target.teacher(tokens, documents, positions).to(target.dtype)
+
+
+@torch.no_grad()
+def _argmax(features: Tensor, loss_mask: Tensor, target: Teacher) -> Tensor:
+    """Return ``[B, T]`` int32: the most likely token where the next one is in the loss; else 0."""
+    found = torch.zeros(features.shape[:2], dtype=ARGMAX, device=features.device)
+    wanted = torch.zeros_like(loss_mask)
+    wanted[:, :-1] = loss_mask[:, 1:]
+    for place in wanted.flatten().nonzero()[:, 0].to(features.device).split(HEAD_ROWS):
+        tokens = target.head(features.flatten(0, 1)[place]).argmax(-1)
+        found.view(-1)[place] = tokens.to(ARGMAX)
+    return found
 
 
 class FeatureStore:
@@ -204,16 +229,19 @@ class FeatureStore:
 
     def __getitem__(self, sequences: Sequence[int]) -> Tensor:
         """Return features ``[B, T, H]`` of the given sequences."""
-        return torch.cat([self._sequence(sequence) for sequence in sequences])
+        return torch.cat([self._sequence("features", sequence) for sequence in sequences])
 
-    def _sequence(self, sequence: int) -> Tensor:
+    def argmax(self, sequences: Sequence[int]) -> Tensor:
+        """Return ``[B, T]`` long, the most likely tokens of the given sequences."""
+        return torch.cat([self._sequence("argmax", sequence) for sequence in sequences]).long()
+
+    def _sequence(self, name: str, sequence: int) -> Tensor:
         from safetensors import safe_open
 
         shard, offset = divmod(sequence, self.index.shard_rows)
         if shard not in self._open:
-            path = shard_path(self.folder, shard)
-            self._open[shard] = safe_open(path, framework="pt").get_slice("features")
-        part: Tensor = self._open[shard][offset : offset + 1]
+            self._open[shard] = safe_open(shard_path(self.folder, shard), framework="pt")
+        part: Tensor = self._open[shard].get_slice(name)[offset : offset + 1]
         return part
 
     def __getstate__(self) -> dict[str, Any]:
@@ -250,22 +278,23 @@ def shard_is_whole(folder: Path, index: StoreIndex, number: int) -> bool:
         with safe_open(shard_path(folder, number), framework="pt") as file:
             features = file.get_slice("features")
             shape, dtype = features.get_shape(), features.get_dtype()
+            tokens = file.get_slice("argmax").get_shape()
     except (OSError, SafetensorError):
         return False
     whole = [len(index.shard(number)), index.length, index.hidden]
-    return list(shape) == whole and dtype == DTYPES.get(index.dtype)
+    return [shape, tokens] == [whole, whole[:2]] and dtype == DTYPES.get(index.dtype)
 
 
 DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}
 """Type of features -> its name in safetensors."""
 
 
-def write_shard(path: Path, features: Tensor) -> None:
+def write_shard(path: Path, features: Tensor, argmax: Tensor) -> None:
     """Write one shard, complete or not at all."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {"features": features.contiguous()}
+    tensors = {"features": features.contiguous(), "argmax": argmax.contiguous()}
     write_whole(path, lambda temporary: save_file(tensors, temporary), also=(SafetensorError,))
 
 

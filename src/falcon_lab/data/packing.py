@@ -29,6 +29,8 @@ class Batch(NamedTuple):
         index: 0-d long, the optimiser-independent number of this batch in the run; seeds whatever
             is random about it.
         features: ``[B, T, H]`` teacher features from a feature store, or None.
+        argmax: ``[B, T]`` long, the target's most likely token after each position whose next token
+            counts in the loss, from a feature store; or None.
     """
 
     tokens: Tensor
@@ -37,6 +39,7 @@ class Batch(NamedTuple):
     positions: Tensor
     index: Tensor  # type: ignore[assignment]  # tuple.index is not wanted here
     features: Tensor | None = None
+    argmax: Tensor | None = None
 
 
 PADDING = -1

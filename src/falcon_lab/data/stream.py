@@ -35,7 +35,10 @@ def make_batch(
         positions=sequences.positions[chosen].long() * real,
         index=torch.tensor(index),
     )
-    return batch if features is None else batch._replace(features=features[chosen.tolist()])
+    if features is None:
+        return batch
+    rows = chosen.tolist()
+    return batch._replace(features=features[rows], argmax=features.argmax(rows))
 
 
 class Batches(Dataset[Batch]):

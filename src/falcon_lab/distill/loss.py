@@ -86,9 +86,12 @@ class Teacher:
         if self._argmax is None:
             labelled = labelled_positions(self.batch).flatten()
             positions = labelled.nonzero().squeeze(1)
+            fit = len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32
+            if (known := self._stored(fit)) is not None:
+                self._argmax = known
+                return known
             self._argmax = torch.zeros_like(labelled, dtype=torch.long)
             self._mass = torch.ones_like(labelled, dtype=torch.float) if self._wants_mass else None
-            fit = len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32
             for start in range(0, len(positions), self._wide):
                 part = positions[start : start + self._wide]
                 logits = narrow = self._head(self._flat[part], self.target)
@@ -101,6 +104,15 @@ class Teacher:
                 if fit:
                     self._keep(narrow, start, labelled)
         return self._argmax
+
+    def _stored(self, fit: bool) -> Tensor | None:
+        """Return a feature store's tokens, unless the logits are wanted as well.
+
+        Those of the whole vocabulary are kept for the loss where they fit, so that their most
+        likely tokens cost nothing.
+        """
+        wanted = self._wants_mass or (fit and self.vocabulary is None)
+        return None if wanted or self.batch.argmax is None else self.batch.argmax.flatten()
 
     def _keep(self, logits: Tensor, start: int, labelled: Tensor) -> None:
         """Keep a chunk of the labelled positions' logits, beginning with number ``start``."""
