@@ -96,6 +96,7 @@ def test_heads_are_not_trained_on_several_devices(tmp_path: Path) -> None:
     assert "trainer.devices is 2" in message
 
 
+@pytest.mark.slow
 def test_the_library_experiment_ends_with_its_products(tmp_path: Path) -> None:
     corpus = ["target.pretraining.corpus=stdlib", "target.name=small", "data.corpus=stdlib"]
     run("run", EXPERIMENTS / "stdlib.yaml", *smoke(*corpus, f"out={tmp_path}"))

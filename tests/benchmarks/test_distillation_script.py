@@ -64,6 +64,7 @@ def test_other_objectives_are_refused(script: Any, tmp_path: Path) -> None:
         script.main(words, tmp_path / "results", steps=2)
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_processes_of_their_own(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

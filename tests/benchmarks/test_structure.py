@@ -94,6 +94,7 @@ def test_two_checkouts_stand_side_by_side(checkout: Checkout) -> None:
     assert not any("round" in line for line in lines)  # there is no engine to run
 
 
+@pytest.mark.slow
 def test_what_a_round_and_a_step_import_is_counted_on_this_checkout() -> None:
     found = structure.loaded(Checkout(Path(__file__).parents[2]))
     assert len(found) == 6

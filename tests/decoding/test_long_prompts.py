@@ -93,6 +93,7 @@ def long_target() -> Target:
     return Target(LlamaForCausalLM(config), tiny_tokenizer(), name="long")
 
 
+@pytest.mark.slow
 def test_a_prompt_of_32k_tokens_is_drafted_for_without_a_square(long_target: Target) -> None:
     torch.manual_seed(0)
     drafter = FalconDrafter(FalconConfig(block=2), BuildContext(long_target)).eval()

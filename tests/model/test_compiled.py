@@ -97,6 +97,7 @@ def test_the_memory_of_a_compiled_target_is_counted_with_its_padding() -> None:
     assert cache.nbytes == fast.kv_bytes(10)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_really_compiled_pass_says_what_the_modules_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_greedy_text_with_everything_compiled_is_the_target_s(
     assert any(name.startswith("drafter") for name in compiler.names)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_really_compiled_pass_predicts_what_the_modules_predict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

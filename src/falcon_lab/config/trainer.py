@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,11 @@ def trainer_annotations() -> dict[str, ast.expr | None]:
     spec = importlib.util.find_spec("lightning")
     if spec is None or spec.origin is None:
         raise FalconLabError("lightning is not installed; pip install 'lightning>=2.6.4,<3'")
-    path = Path(spec.origin).parent / "pytorch" / "trainer" / "trainer.py"
+    return _annotations(Path(spec.origin).parent / "pytorch" / "trainer" / "trainer.py")
+
+
+@cache
+def _annotations(path: Path) -> dict[str, ast.expr | None]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef) and node.name == "Trainer":
             for method in node.body:

@@ -39,6 +39,7 @@ def results(recipe: Path, finished: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_head_is_measured_at_every_budget_and_temperature(results: dict[str, Any]) -> None:
     rows = {(r["head"], r["budget"], r["temperature"]): r for r in results["rows"]}
     assert set(rows) == {
