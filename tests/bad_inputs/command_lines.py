@@ -16,6 +16,7 @@ GOOD = {
     "bench": "bench --drafter runs/tiny/drafter",
     "tune": "tune runs/tiny/drafter",
     "view-data": "view-data x.yaml",
+    "dialogues": "dialogues --target target --out d.jsonl",
 }
 """Commands that take overrides, as they would be right."""
 
@@ -143,6 +144,26 @@ USAGE = [
     ("view-data prompts.jsonl target.name=target", "prompts.jsonl:1", "text"),
     ("view-data target/model.safetensors target.name=target", "model.safetensors", "UTF-8"),
     ("view-data runs target.name=target", "runs", "text"),
+    ("dialogues --target target", "--out", "--help"),
+    ("dialogues --out d.jsonl --target target", "target target", "data.chat_template"),
+    ("dialogues --out d.txt --target target", "d.txt", ".jsonl.gz"),
+    ("dialogues --out chats.jsonl/d.jsonl --target target", "chats.jsonl", "file"),
+    ("dialogues --out d.jsonl --tokens 0", "--tokens", "--help"),
+    ("dialogues --out d.jsonl --sampled 2", "--sampled", "--help"),
+    ("dialogues --out d.jsonl --temperature 0", "--temperature", "above 0"),
+    ("dialogues --out d.jsonl --temperature nan", "temperature", "it must be"),
+    (
+        "dialogues --out d.jsonl --questions nowhere.jsonl",
+        "nowhere.jsonl",
+        "name one that is there",
+    ),
+    ("dialogues --out d.jsonl --questions prompts.jsonl", "prompts.jsonl:1", "mend the line"),
+    ("dialogues --out d.jsonl --keep-out nowhere", "nowhere", "mt_bench"),
+    (
+        "dialogues --out chats.jsonl --target target data.chat_template=plain",
+        "chats.jsonl",
+        "--out",
+    ),
     ("run ''", "run", "give it a value"),
     ("evaluate ''", "evaluate", "give it a value"),
     ("evaluate target", "target", "drafter"),

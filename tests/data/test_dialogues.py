@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from chat_targets import chat_target
 from falcon_lab.data.corpora import corpus
 from falcon_lab.data.dialogue_card import Card, card_path, refuse_other_author
 from falcon_lab.data.dialogue_rules import KeptOut, is_looping, words
@@ -27,12 +28,8 @@ from falcon_lab.data.documents import PLAIN, read_documents
 from falcon_lab.data.encoding import encode
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.target import Target
-from tiny_models import tiny_model, tiny_target, tiny_tokenizer
+from tiny_models import tiny_target
 
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'][:1] + message['content'] + eos_token }}"
-    "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
-)
 SHORT = DialogueSettings(
     sampled=1.0, question_tokens=40, answer_tokens=30, batch_size=4, part=6, given=0.5
 )
@@ -40,16 +37,6 @@ SHORT = DialogueSettings(
 
 class Stopped(Exception):
     """Stands for whatever ends a process."""
-
-
-def chat_target(seed: int = 0, **shape: int) -> Target:
-    """A target whose texts are soon over: one token of 26 ends them."""
-    model = tiny_model("llama", vocab=26, layers=1, hidden=16, seed=seed, **shape)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(0.3)  # no token is likely, when texts are sampled
-    tokenizer = tiny_tokenizer(26)
-    tokenizer.chat_template = TEMPLATE
-    return Target(model, tokenizer, name="tiny-chat")
 
 
 def write(
@@ -72,7 +59,7 @@ def write(
 
     target, kept_out = target or chat_target(), kept_out or KeptOut()
     dialogist = Dialogist(target, ChatForm.of(target), settings, questions, kept_out)
-    card = open_card(path, dialogist, target, kept_out)
+    card = open_card(path, dialogist, kept_out)
     return write_dialogues(path, dialogist, card, tokens, count)
 
 

@@ -20,12 +20,12 @@ from falcon_lab.config.load import load_experiment
 from falcon_lab.config.overrides import plain_overrides
 from falcon_lab.config.schema import MOST_STEPS, Experiment, PromptsConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.fields import TEMPERATURES
 from falcon_lab.files import check_place, locked, make_folder
 
 if TYPE_CHECKING:
     from falcon_lab.data.dialogue_card import Card
     from falcon_lab.data.dialogue_rules import KeptOut
+    from falcon_lab.data.dialogues import Dialogist
 
 SHARE = click.FloatRange(0, 1)
 WRITTEN_IN = {"target.lean": True}
@@ -102,46 +102,48 @@ def dialogues(
     experiment = load_experiment(None, overrides_of(options, overrides), known=known)
     if not out.name.endswith(SAMPLES):
         raise FalconLabError(f"--out {out}: must end in {' or '.join(SAMPLES)}")
-    if problem := TEMPERATURES.refusal(options["temperature"]):
-        raise FalconLabError(f"--temperature {problem}")
+    if experiment.evaluation.temperature == 0:
+        raise FalconLabError("--temperature is 0, and questions are sampled; give one above 0")
     check_place(out, folder=False)
+    dialogist, kept_out = prepared(experiment, questions, keep_out, options)
+
+    from falcon_lab.bars import Bar
+    from falcon_lab.data.dialogues import open_card, write_dialogues
+    from falcon_lab.timing import torch_threads
+
+    open_card(out, dialogist, kept_out)  # what it refuses is refused before anything is made
     busy = f"{out}: another process writes it; wait for its end, or give another --out"
     with locked(make_folder(out.parent) / f".{out.name}.lock", busy=busy):
-        card = write(experiment, out, tokens, questions, keep_out, options)
+        card = open_card(out, dialogist, kept_out)
+        done = card.answer_tokens
+        with (
+            torch_threads(experiment.evaluation.threads),
+            Bar(desc="dialogues", total=max(tokens, done), initial=done, unit="tok") as bar,
+        ):
+            write_dialogues(out, dialogist, card, tokens, bar.update)
     click.echo(summary(card, out))
 
 
-def write(
+def prepared(
     experiment: Experiment,
-    out: Path,
-    tokens: int,
     questions: Path | None,
     keep_out: tuple[str, ...],
     options: dict[str, Any],
-) -> Card:
-    """Check everything, and write until there are so many answer tokens.
+) -> tuple[Dialogist, KeptOut]:
+    """Return the target as one that writes dialogues, and the prompts that it may not write.
 
     Raises:
-        FalconLabError: what the user can mend; what was written stays written.
+        FalconLabError: what the user can mend.
     """
-    from falcon_lab.bars import Bar
-    from falcon_lab.data.dialogues import (
-        ChatForm,
-        Dialogist,
-        DialogueSettings,
-        open_card,
-        read_questions,
-        write_dialogues,
-    )
+    from falcon_lab.data.dialogues import ChatForm, Dialogist, DialogueSettings, read_questions
     from falcon_lab.data.documents import load_template
     from falcon_lab.measure.prompts import check_prompts
     from falcon_lab.plugins.discovery import load_components
     from falcon_lab.pretraining.target import target_ahead
-    from falcon_lab.timing import torch_threads
 
     chosen = DialogueSettings(
         seed=experiment.evaluation.seed,
-        temperature=options["temperature"],
+        temperature=experiment.evaluation.temperature,
         sampled=options["sampled"],
         given=options["share"],
         question_tokens=options["question_tokens"],
@@ -160,14 +162,7 @@ def write(
     ChatForm.of(ahead.target, template)
     target = ahead.itself(experiment.target, progress, components)
     kept_out = kept_out_of(experiment, keep_out, target.tokenizer)
-    dialogist = Dialogist(target, ChatForm.of(target, template), chosen, asked, kept_out)
-    card = open_card(out, dialogist, target, kept_out)
-    done = card.answer_tokens
-    with (
-        torch_threads(experiment.evaluation.threads),
-        Bar(desc="dialogues", total=max(tokens, done), initial=done, unit="tok") as bar,
-    ):
-        return write_dialogues(out, dialogist, card, tokens, bar.update)
+    return Dialogist(target, ChatForm.of(target, template), chosen, asked, kept_out), kept_out
 
 
 def fastest_dtype(device: str) -> str:

@@ -196,7 +196,7 @@ class Dialogist:
         questions: Sequence[str] = (),
         kept_out: KeptOut | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self.target = settings, target
         self._engine = PlainEngine(target, shares_beginnings=True)
         self._form = form
         self._kept_out = kept_out or KeptOut()
@@ -211,11 +211,10 @@ class Dialogist:
 
     def facts(self) -> dict[str, Any]:
         """Return all that decides the dialogues, as plain values."""
-        target = self._engine.target
         others = [self._form.header, self._form.closing, self._form.template or ""]
         return {
             **asdict(self.settings),
-            "dtype": str(target.dtype).removeprefix("torch."),
+            "dtype": str(self.target.dtype).removeprefix("torch."),
             "template": digest(json.dumps(others))[:12],
             "questions": digest(json.dumps(self._given))[:12] if self._given else None,
             "kept_out": digest(json.dumps(self._kept_out.facts))[:12],
@@ -350,7 +349,7 @@ class Dialogist:
         """Continue prompts side by side; yield each one's number and text as it ends."""
         if not prompts:
             return
-        settings, device = self.settings, self._engine.target.device
+        settings, device = self.settings, self.target.device
         numbers = list(prompts)
         draws = [
             torch.Generator(device).manual_seed(_seed(settings.seed, n, what)) for n in numbers
@@ -403,13 +402,13 @@ def _without_end(tokens: list[int], stop: EndOrLoop) -> list[int]:
 # --- the file -----------------------------------------------------------------------------------
 
 
-def open_card(path: Path, dialogist: Dialogist, target: Target, kept_out: KeptOut) -> Card:
+def open_card(path: Path, dialogist: Dialogist, kept_out: KeptOut) -> Card:
     """Return the card of a file that is to be begun or continued.
 
     Raises:
         FalconLabError: the file is a stranger's, was written otherwise, or has lost its end.
     """
-    facts = json.loads(json.dumps(dialogist.facts()))
+    facts, target = json.loads(json.dumps(dialogist.facts())), dialogist.target
     if not card_path(path).exists():
         if path.exists():
             raise FalconLabError(
