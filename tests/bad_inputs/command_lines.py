@@ -133,6 +133,8 @@ USAGE = [
     ("tune x.yaml", "x.yaml", "drafter"),
     ("tune runs/tiny/drafter --texts 1", "--texts", "2"),
     ("tune runs/tiny/drafter --nodes 0", "--nodes", "--help"),
+    ("tune runs/tiny/drafter --nodes 99999999", "--nodes", "--help"),
+    ("bench --drafter runs/tiny/drafter --batch-sizes 1,9999999999", "--batch-sizes", "1,000,000"),
     ("tune runs/tiny/drafter --depth zero", "--depth", "--help"),
     ("tune runs/tiny/drafter --into x.yaml", "x.yaml", "--help"),
     ("tune runs/tiny/drafter --tree nowhere", "nowhere", "known"),

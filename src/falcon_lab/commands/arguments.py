@@ -22,7 +22,9 @@ OVERRIDABLE = {"ignore_unknown_options": True}
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
-COUNT = click.IntRange(1)
+MOST = 10**6
+"""Of anything that is counted: what is more was not meant."""
+COUNT = click.IntRange(1, MOST)
 
 
 def files(
@@ -91,14 +93,15 @@ def _is_given(options: dict[str, Any], name: str) -> bool:
 
 
 def counts(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Return ``1,4,8`` as numbers of at least one, ascending, each once."""
+    """Return ``1,4,8`` as numbers from one to ``MOST``, ascending, each once."""
     words = text.split(",") if text else []
     try:
         found = sorted({int(word) for word in words})
     except ValueError:
         found = [0]
-    if found and found[0] < 1:
-        raise FalconLabError(f"{option.opts[0]} takes numbers of at least 1, as in 1,4,8: {text}")
+    if found and not 1 <= found[0] <= found[-1] <= MOST:
+        which = f"numbers of at least 1 and at most {MOST:,}, as in 1,4,8"
+        raise FalconLabError(f"{option.opts[0]} takes {which}: {text}")
     return tuple(found)
 
 

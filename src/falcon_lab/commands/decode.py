@@ -13,6 +13,7 @@ import click
 
 from falcon_lab.commands.arguments import (
     COUNT,
+    MOST,
     OVERRIDABLE,
     drafter_option,
     no_color_option,
@@ -158,7 +159,11 @@ def summary(generation: Generation, seconds: float) -> str:
 @drafter_option
 @click.option("--prompts", type=COUNT, default=8, show_default=True, help="To check on.")
 @click.option(
-    "--samples", type=click.IntRange(20), default=200, show_default=True, help="For each prompt."
+    "--samples",
+    type=click.IntRange(20, MOST),
+    default=200,
+    show_default=True,
+    help="For each prompt.",
 )
 @overrides_argument
 def check(

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from falcon_lab.commands.arguments import (
-    COUNT,
     FILE,
     FOLDER,
+    MOST,
     OVERRIDABLE,
     counts,
     drafter_option,
@@ -23,6 +23,7 @@ from falcon_lab.commands.arguments import (
 )
 from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_description
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.builtins import LONGEST_PATH, MOST_NODES
 from falcon_lab.studies.bench import HF_ASSISTED, METHODS
 
 TUNED_YAML, TUNED_JSON = "tuned.yaml", "tune.json"
@@ -117,9 +118,23 @@ def bench(
     show_default=True,
     help="What to tune on: a set or a JSONL file, as evaluation.prompts.name.",
 )
-@click.option("--texts", type=click.IntRange(2), default=48, show_default=True, help="Of them.")
-@click.option("--nodes", type=COUNT, default=64, show_default=True, help="The largest tree.")
-@click.option("--depth", type=COUNT, default=12, show_default=True, help="The longest path.")
+@click.option(
+    "--texts", type=click.IntRange(2, MOST), default=48, show_default=True, help="Of them."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MOST_NODES),
+    default=64,
+    show_default=True,
+    help="The largest tree.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(1, LONGEST_PATH),
+    default=12,
+    show_default=True,
+    help="The longest path.",
+)
 @settings("target", "max_new_tokens", "seed")
 @click.option(
     "--into",
