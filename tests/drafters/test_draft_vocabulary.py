@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from falcon_lab.config.schema import Experiment
+from falcon_lab.distill.stage import build_drafter
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext
@@ -74,7 +76,7 @@ def test_greedy_text_is_the_targets_with_and_without_its_likely_tokens(family: s
     ids=lambda tree: tree["name"],
 )
 def test_sampled_text_follows_the_target_without_its_likely_tokens(tree: dict[str, Any]) -> None:
-    target, sampling = tiny_target(vocab=V), {"temperature": 2.0, "top_k": 4}
+    target, sampling = tiny_target(vocab=V), {"temperature": 2.0, "top_k": 3}
     likely = torch.zeros(V, dtype=torch.long)
     drawn = torch.Generator().manual_seed(1)
     for _ in range(40):
@@ -114,6 +116,15 @@ def test_another_vocabulary_is_refused_whatever_is_forced(tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(FalconLabError, match=r"model.safetensors: .*token 11.*0 to 9"):
         load_drafter(folder, tiny_target(vocab=10), load_components(), force=True)
+
+
+def test_the_training_chooses_the_tokens_of_its_data() -> None:
+    target, counts = tiny_target(vocab=V), torch.arange(V)
+    experiment = Experiment(drafter=dict(NODE))
+    made = build_drafter(experiment, target, load_components(), lambda: counts)
+    assert made.draft_vocabulary.ids.tolist() == [0, 1, 8, 9, 10, 11]
+    before = build_drafter(experiment, target, load_components())  # where there are no data yet
+    assert before.draft_vocabulary.ids.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_too_few_tokens_are_refused_by_the_options_name() -> None:
