@@ -1,6 +1,6 @@
 """Training with the main job's settings, against the same step written straightforwardly.
 
-    python benchmarks/distillation.py [speed] [memory] [arms] [KEY=VALUE]...
+    python benchmarks/distillation.py [speed] [memory] [arms] [steps=N] [KEY=VALUE]...
 
 ``speed`` and ``memory`` by default. The tables are printed; the results go to
 ``benchmarks/results/DATE-distillation-PART-DEVICE.json``. ``memory`` takes 20 GiB and a quarter of
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from falcon_bench.scripts import RESULTS, names, results_path, tell
+from falcon_bench.scripts import RESULTS, names, results_path, split, tell
 
 HERE = Path(__file__).parent
 EXPERIMENT = HERE.parent / "experiments" / "csgd.yaml"
@@ -48,8 +48,10 @@ def main(
     """Measure, print, and write the results into ``folder``; their files."""
     from falcon_lab.measure.results import write_results
 
-    parts = names(arguments) or ["speed", "memory"]
-    overrides = [*SETTINGS, *(word for word in arguments if "=" in word)]
+    own, words = split(arguments, ("steps",))
+    steps = int(own.get("steps", steps))
+    parts = names(words) or ["speed", "memory"]
+    overrides = [*SETTINGS, *(word for word in words if "=" in word)]
     measure = {
         "speed": lambda: speed(overrides, steps),
         "memory": lambda: memory(shapes),

@@ -49,14 +49,14 @@ class Way:
         target: dtype of the target, and so of the LM head.
         mixed: whether the student computes in bfloat16, with float32 weights.
         stored: whether the teacher's features come from a feature store.
-        drafter: further keys of the drafter's node.
+        words: tokens of a draft vocabulary; None: all of the target's.
     """
 
     name: str
     target: str = "float32"
     mixed: bool = False
     stored: bool = False
-    drafter: Mapping[str, Any] | None = None
+    words: int | None = None
 
     def of(self, experiment: Experiment, folder: Path) -> Experiment:
         """Return the experiment of this arm; features are stored in ``folder``."""
@@ -65,15 +65,19 @@ class Way:
             experiment,
             target=replace(experiment.target, dtype=self.target),
             data=replace(experiment.data, feature_store=store),
-            drafter={**experiment.drafter, **(self.drafter or {})},
+            drafter={**experiment.drafter, "draft_vocabulary": self.words},
         )
 
 
+SOME = 8192
+"""Tokens of a draft vocabulary, where the target has more."""
+
 WAYS = (
     Way("float32"),
-    Way("+ target in bfloat16", target="bfloat16"),
-    Way("+ student in bfloat16", target="bfloat16", mixed=True),
-    Way("+ features stored", target="bfloat16", mixed=True, stored=True),
+    Way("+ features stored", stored=True),
+    Way(f"+ draft vocabulary of {SOME:,}", stored=True, words=SOME),
+    Way("+ student in bfloat16", stored=True, words=SOME, mixed=True),
+    Way("+ target in bfloat16", stored=True, words=SOME, mixed=True, target="bfloat16"),
 )
 
 
@@ -82,6 +86,7 @@ class Arm:
 
     Attributes:
         seconds: of each step that counted.
+        cpu: the processor's time for the same, all threads together.
         parts: part of a step -> seconds of each.
         losses: of every step.
 
@@ -112,6 +117,7 @@ class Arm:
         )
         self.optimizer, self.rate = made["optimizer"], made["lr_scheduler"]["scheduler"]
         self.seconds: list[float] = []
+        self.cpu: list[float] = []
         self.parts: dict[str, list[float]] = {part: [] for part in PARTS}
         self.losses: list[float] = []
 
@@ -123,6 +129,7 @@ class Arm:
         self.losses.append(loss)
         if counts:
             self.seconds.append(watch.wall)
+            self.cpu.append(watch.cpu)
             for part in PARTS:
                 self.parts[part].append(clock.get(part, 0.0))
         return batch
@@ -195,13 +202,18 @@ def bench_arms(
 def arms_of(
     experiment: Experiment, ways: Sequence[Way], folder: Path, announce: Callable[[str], None]
 ) -> list[Arm]:
-    """Return the arms; those of one dtype share a target, and its feature store."""
+    """Return the arms; those of one dtype share a target, and its feature store.
+
+    A draft vocabulary is left out where the target's own is no larger.
+    """
     components, targets, arms = load_components(), {}, []
     for way in ways:
         mine = way.of(experiment, folder)
         if way.target not in targets:
             targets[way.target] = ensure_target(mine.target, announce, components)
         target = targets[way.target]
+        if way.words is not None and way.words >= target.vocab_size:
+            mine = replace(way, words=None).of(experiment, folder)
         data = FalconDataModule.for_target(mine.data, target)
         data.build_features(target, announce)
         arms.append(Arm(way, mine, target, data, components))
@@ -215,6 +227,7 @@ def summarise(arms: Sequence[Arm], tokens: int, answers: int) -> dict[str, Any]:
         arm.way.name: {
             "way": asdict(arm.way),
             "seconds_per_step": median(arm.seconds),
+            "cpu_seconds_per_step": median(arm.cpu),
             "parts": {part: median(seconds) for part, seconds in arm.parts.items()},
             "tokens_per_second": tokens / sum(arm.seconds),
             "answer_tokens_per_second": answers / sum(arm.seconds),
@@ -238,6 +251,7 @@ def _times_as_fast(arm: Arm, other: Arm) -> float:
 COLUMNS = (
     Column("arm", "name"),
     Column("ms a step", "seconds_per_step", decimals(0, scale=1000)),
+    Column("CPU ms", "cpu_seconds_per_step", decimals(0, scale=1000)),
     *(Column(part, part, decimals(0, scale=1000)) for part in PARTS),
     Column("tok/s", "tokens_per_second", decimals(0)),
     Column("answer tok/s", "answer_tokens_per_second", decimals(0)),

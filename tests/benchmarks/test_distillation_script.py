@@ -58,6 +58,22 @@ def test_the_speed_of_every_rung_is_written(
     assert all(name in printed for name in results["loops"])
 
 
+def test_the_arms_of_precision_and_stored_features_are_written(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["arms", *_settings(tmp_path / "target")]
+    (path,) = script.main(words, tmp_path / "results", steps=2)
+    assert path.name.endswith("-distillation-arms-cpu.json")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    plain, stored, *lower = results["arms"].values()
+    assert stored["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert [arm["losses"] == pytest.approx(plain["losses"], rel=0.1) for arm in lower] == [True] * 3
+    assert plain["parts"]["teacher"] > stored["parts"]["teacher"]
+    assert 0 < results["answer_tokens"] <= results["tokens"]
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in results["arms"])
+
+
 def test_other_objectives_are_refused(script: Any, tmp_path: Path) -> None:
     words = ["speed", *_settings(tmp_path / "target"), "drafter.dropout=0.1"]
     with pytest.raises(FalconLabError, match=r"drafter\.dropout"):
