@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from falcon_lab.fields import TEMPERATURES
-from falcon_lab.sampling import Sampling
+from falcon_lab.sampling import Sampling, most_likely
 
 LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
@@ -61,3 +61,18 @@ def test_probabilities_are_whole_at_both_ends_of_temperature(temperature: float)
     found = Sampling(temperature).probabilities(torch.tensor([[3e4, -3e4, 0.0], [1.0, 2.0, 0.5]]))
     assert found.isfinite().all()
     assert found.sum(-1).tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("size", [7, 4096, 4100, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_most_likely_token_is_the_first_of_equals(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn(3, 20, size, generator=generator).to(dtype)  # many ties in bfloat16
+    logits[0, 0, -1] = logits[0, 1, 0] = 99
+    logits[0, 2, [5, size // 2, size - 1]] = 99
+    logits[0, 3] = -torch.inf
+    places = torch.arange(size)
+    first = torch.where(logits == logits.amax(-1, keepdim=True), places, size).amin(-1)
+    assert torch.equal(most_likely(logits), first)
+    assert torch.equal(most_likely(logits[..., 1:]), (logits[..., 1:].contiguous()).argmax(-1))
+    assert most_likely(logits[:0]).shape == (0, 20)

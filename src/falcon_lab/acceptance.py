@@ -18,7 +18,7 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Acceptance, AcceptanceRule, BuildContext, PaddedAcceptance
-from falcon_lab.sampling import Sampling
+from falcon_lab.sampling import Sampling, most_likely
 from falcon_lab.tree import CHOSEN, TokenTree
 
 Step = Callable[[int, list[int]], tuple[int | None, int]]
@@ -90,7 +90,7 @@ class Greedy(WithoutOptions):
                 f"acceptance 'greedy' decodes at temperature 0, not {sampling.temperature}; choose "
                 "'auto' or 'sampling', or set evaluation.temperature=0"
             )
-        best = logits.argmax(-1)
+        best = most_likely(logits)
         # The root's parent is -1, so it is compared with the last node's argmax; it is accepted
         # anyway.
         wrong = tree.tokens != best[tree.parents]

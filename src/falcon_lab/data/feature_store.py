@@ -25,6 +25,7 @@ from torch import Tensor
 from falcon_lab.data.packing import PackedSequences
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import make_folder, write_atomically, write_whole
+from falcon_lab.sampling import most_likely
 from falcon_lab.stored import read_json
 
 INDEX = "store.json"
@@ -197,7 +198,7 @@ def _argmax(features: Tensor, loss_mask: Tensor, target: Teacher) -> Tensor:
     wanted = torch.zeros_like(loss_mask)
     wanted[:, :-1] = loss_mask[:, 1:]
     for place in wanted.flatten().nonzero()[:, 0].to(features.device).split(HEAD_ROWS):
-        tokens = target.head(features.flatten(0, 1)[place]).argmax(-1)
+        tokens = most_likely(target.head(features.flatten(0, 1)[place]))
         found.view(-1)[place] = tokens.to(ARGMAX)
     return found
 

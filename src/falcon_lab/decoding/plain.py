@@ -17,7 +17,7 @@ from falcon_lab.decoding.engine import Engine
 from falcon_lab.decoding.generation import PhaseClock, Round
 from falcon_lab.decoding.round import DecodedSequence, Rounds
 from falcon_lab.decoding.stopping import StopCondition, begin
-from falcon_lab.sampling import Sampling
+from falcon_lab.sampling import Sampling, most_likely
 
 if TYPE_CHECKING:
     from falcon_lab.decoding.target_sequences import TargetSequences
@@ -126,7 +126,7 @@ class PlainRounds:
     def _draw(self, logits: Tensor, sequences: Sequence[DecodedSequence]) -> Tensor:
         """Draw a token of every sequence with its own generator: ``[B, V]`` -> ``[B]``."""
         if self._sampling.greedy:
-            return logits.argmax(-1)
+            return most_likely(logits)
         draws = [
             self._sampling.draw(of_one, sequence.generator)
             for of_one, sequence in zip(logits, sequences, strict=True)

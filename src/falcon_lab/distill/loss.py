@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.rows import StudentRows, labelled_positions
 from falcon_lab.interfaces import DraftVocabulary, LabelledRows, Objective
+from falcon_lab.sampling import most_likely
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -95,7 +96,7 @@ class Teacher:
             for start in range(0, len(positions), self._wide):
                 part = positions[start : start + self._wide]
                 logits = narrow = self._head(self._flat[part], self.target)
-                self._argmax[part] = logits.argmax(-1)
+                self._argmax[part] = most_likely(logits)
                 if self.vocabulary is not None and (fit or self._mass is not None):
                     narrow = logits[:, self.vocabulary.ids]
                 if self._mass is not None:
@@ -154,7 +155,7 @@ class Teacher:
 
     def student_tokens(self, rows: StudentRows) -> Tensor:
         """Return ``[n]`` long: the drafter's most likely tokens."""
-        columns = self.student_logits(rows).argmax(-1)
+        columns = most_likely(self.student_logits(rows))
         return columns if self.vocabulary is None else self.vocabulary.tokens(columns)
 
     def compare(self, rows: StudentRows, generator: torch.Generator) -> LabelledRows:

@@ -15,6 +15,7 @@ from torch import Tensor, distributed
 
 from falcon_lab.glancing import complete_blocks, number_blocks
 from falcon_lab.interfaces import LabelledRows, Prediction
+from falcon_lab.sampling import most_likely
 
 
 class Tally:
@@ -92,7 +93,7 @@ def blocks_of(
 
 def agreement(rows: LabelledRows) -> Tensor:
     """Return ``[R']`` bool: whether the drafter's most likely token is the target's."""
-    return rows.student_logits.argmax(-1) == rows.label(rows.teacher_logits.argmax(-1))
+    return most_likely(rows.student_logits) == rows.label(most_likely(rows.teacher_logits))
 
 
 def overlap(rows: LabelledRows) -> Tensor:
