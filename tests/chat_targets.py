@@ -24,7 +24,7 @@ VOCABULARY = 26
 def chat_target(seed: int = 0) -> Target:
     """Make a target in memory: when it samples, one token of 26 ends its text."""
     model, tokenizer = _parts(seed)
-    return Target(model, tokenizer, name="tiny-chat")
+    return Target(model, tokenizer, name="tiny-chat", lean=True)
 
 
 def save_chat_target(folder: Path, seed: int = 0) -> Path:

@@ -31,7 +31,7 @@ from falcon_lab.model.target import Target
 from tiny_models import tiny_target
 
 SHORT = DialogueSettings(
-    sampled=1.0, question_tokens=40, answer_tokens=30, batch_size=4, part=6, given=0.5
+    sampled=1.0, question_tokens=40, answer_tokens=30, batch_size=8, part=10, given=0.5
 )
 
 
@@ -130,10 +130,10 @@ def test_a_file_is_continued_where_more_tokens_are_wanted(tmp_path: Path) -> Non
 def test_how_many_texts_are_side_by_side_does_not_change_them(
     tmp_path: Path, batch_size: int
 ) -> None:
-    four, other = tmp_path / "four.jsonl", tmp_path / "other.jsonl"
-    write(four, 100)
-    write(other, 100, settings=replace(SHORT, batch_size=batch_size))
-    assert four.read_bytes() == other.read_bytes()
+    eight, other = tmp_path / "eight.jsonl", tmp_path / "other.jsonl"
+    write(eight, 60)
+    write(other, 60, settings=replace(SHORT, batch_size=batch_size))
+    assert eight.read_bytes() == other.read_bytes()
 
 
 def test_a_dialogue_is_what_the_target_writes_alone(tmp_path: Path) -> None:
