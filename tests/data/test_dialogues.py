@@ -60,7 +60,7 @@ def write(
     target, kept_out = target or chat_target(), kept_out or KeptOut()
     dialogist = Dialogist(target, ChatForm.of(target), settings, questions, kept_out)
     card = open_card(path, dialogist, kept_out)
-    return write_dialogues(path, dialogist, card, tokens, count)
+    return write_dialogues(path, dialogist, card, tokens, count, lambda card: None)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

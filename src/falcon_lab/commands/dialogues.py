@@ -120,7 +120,11 @@ def dialogues(
             torch_threads(experiment.evaluation.threads),
             Bar(desc="dialogues", total=max(tokens, done), initial=done, unit="tok") as bar,
         ):
-            write_dialogues(out, dialogist, card, tokens, bar.update)
+
+            def correct(card: Card) -> None:
+                bar.n = card.answer_tokens
+
+            write_dialogues(out, dialogist, card, tokens, bar.update, correct)
     click.echo(summary(card, out))
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 OnText = Callable[[int], None]
 """Called with the number of tokens of every answer that was written."""
 
+OnPart = Callable[[Card], None]
+"""Called with the card of a file that has grown."""
+
 _MARK = "\uf8f2"
 """Stands for the content of a message; of private use, so that no template writes it."""
 
@@ -439,7 +442,12 @@ def open_card(path: Path, dialogist: Dialogist, kept_out: KeptOut) -> Card:
 
 
 def write_dialogues(
-    path: Path, dialogist: Dialogist, card: Card, tokens: int, on_text: OnText
+    path: Path,
+    dialogist: Dialogist,
+    card: Card,
+    tokens: int,
+    on_text: OnText,
+    on_part: OnPart,
 ) -> Card:
     """Write parts until the file has so many answer tokens.
 
@@ -449,6 +457,7 @@ def write_dialogues(
         card: of the file, as ``open_card`` gives it.
         tokens: answer tokens that are wanted; the last part may exceed them.
         on_text: called as answers are written.
+        on_part: called as parts are finished, of which some answers are left out.
 
     Raises:
         FalconLabError: something cannot be written, or the target writes nothing that is left.
@@ -463,6 +472,7 @@ def write_dialogues(
             seen |= keys_of(line)
         statistics.describe(card)
         card.write(path)
+        on_part(card)
         if card.answer_tokens >= tokens:
             return card
         with Stopwatch() as watch:
