@@ -12,17 +12,21 @@ from torch.utils.data import DataLoader
 
 from distilling import QUIET, Data, Notes, batch, distillation, weights
 from falcon_lab.acceptance import Greedy
+from falcon_lab.config.load import load_experiment
 from falcon_lab.controllers import Fixed
 from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.stage import DecodingCheck
+from falcon_lab.distill.stage import DecodingCheck, build_drafter
+from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import NoGlancing
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import ChainConfig, FixedConfig
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.training import train
 from falcon_lab.trees.template_tree import Chain
+from tiny_models import tiny_target
 
 
 def _check(module: Distillation, every: int) -> DecodingCheck:
@@ -142,3 +146,17 @@ def test_two_processes_log_and_learn_what_one_does_with_the_double_batch(tmp_pat
 
 if __name__ == "__main__":
     _run_shared(Path(sys.argv[1]), devices=2)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        ("{name: union, parts: [{name: falcon}, {name: falcon}]}", "has nothing to train"),
+        ("{name: saved}", "is not trained again"),
+        ("{name: saved, path: runs/csgd/drafter}", "is not trained again"),
+    ],
+)
+def test_what_is_not_to_be_trained_is_refused(drafter: str, said: str) -> None:
+    experiment = load_experiment(None, [f"drafter={drafter}"])
+    with pytest.raises(FalconLabError, match=said):
+        build_drafter(experiment, tiny_target(), load_components())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -150,7 +150,7 @@ def build_drafter(
     node = experiment.drafter
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(experiment.seed, "weights"))
-        context = BuildContext(host=target, token_counts=token_counts)
+        context = BuildContext(host=target, token_counts=token_counts, saved=refuse_saved)
         drafter = components.build("drafter", node, context)
     if not is_trainable(drafter):
         raise FalconLabError(
@@ -158,6 +158,18 @@ def build_drafter(
             "or leave the stages data and distil out"
         )
     return drafter
+
+
+def refuse_saved(path: str | None) -> NoReturn:
+    """Refuse to train a drafter that is said to be trained.
+
+    Raises:
+        FalconLabError: always.
+    """
+    raise FalconLabError(
+        "drafter 'saved' is one that was trained before, and is not trained again; name it in "
+        "evaluation.methods, or leave the stages data and distil out"
+    )
 
 
 def decoding_check(
