@@ -120,31 +120,40 @@ def exact_pairs(target: Any, prompt: list[int], sampling: Sampling) -> torch.Ten
     return pairs / pairs.sum()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "proposal"),
-    [
-        *product(("chain", "auto"), ("deterministic", "sampled")),
-        ("dynamic", "deterministic"),
-    ],
-)
-@pytest.mark.parametrize("block", [1, 2])
-def test_sampled_speculation_follows_the_targets_own_distribution(
-    block: int, name: str, proposal: str
-) -> None:
+SHAPE = {"temperature": 0.8, "top_p": 0.95}
+PROMPT = [3, 1, 4]
+
+
+def sampling_engine(block: int, name: str, proposal: str) -> Any:
     target = tiny_target("llama", vocab=6)
     target.eos_ids = frozenset()
-    engine = speculative(target, drafter(target, block=block), tree(name, block), proposal=proposal)
-    shape = {"temperature": 0.8, "top_p": 0.95}
+    return speculative(target, drafter(target, block=block), tree(name, block), proposal=proposal)
+
+
+@pytest.mark.parametrize("name", ["chain", "auto", "dynamic"])
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_seeds_text_is_plain_decodings_where_candidates_are_chosen(block: int, name: str) -> None:
+    engine = sampling_engine(block, name, "deterministic")
+    accepted = 0
+    for seed in range(40):
+        found = generate(engine, PROMPT, 9, seed=seed, **SHAPE)
+        assert found.tokens == plain(engine.target, PROMPT, 9, seed=seed, **SHAPE).tokens
+        accepted += sum(done.accepted for done in found.rounds)
+    assert accepted > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chain", "auto"])
+@pytest.mark.parametrize("block", [1, 2])
+def test_sampled_speculation_follows_the_targets_own_distribution(block: int, name: str) -> None:
+    engine = sampling_engine(block, name, "sampled")
     generator = torch.Generator().manual_seed(41)
-    prompt = [3, 1, 4]
     # The first token needs no draft; the second and the third are the speculative ones.
     texts = []
     for _ in range(700):
-        texts.append(generate(engine, prompt, 3, generator=generator, **shape).tokens)
+        texts.append(generate(engine, PROMPT, 3, generator=generator, **SHAPE).tokens)
     triples = torch.tensor(texts)
-    sampling = Sampling(**shape)
     commonest = int(triples[:, 0].mode().values)
     kept = triples[triples[:, 0] == commonest][:, 1:]
-    exact = exact_pairs(target, [*prompt, commonest], sampling)
+    exact = exact_pairs(engine.target, [*PROMPT, commonest], Sampling(**SHAPE))
     assert chi_square(kept, exact) > 0.01
