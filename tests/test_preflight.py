@@ -119,6 +119,14 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
         experiment.check(load_experiment(SMOKE), announce=print)
 
 
+def test_passes_that_no_compiler_could_compile_are_refused_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(FalconLabError, match=r"CXX.*decoding\.compile=none"):
+        experiment.check(load_experiment(SMOKE, ["decoding.compile=all"]), announce=print)
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [

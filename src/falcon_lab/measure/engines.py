@@ -33,6 +33,7 @@ from falcon_lab.measure.journal import Journal
 from falcon_lab.measure.measurement import Engine, Measurement, measure
 from falcon_lab.measure.prompts import load_prompts
 from falcon_lab.measure.results import build_results
+from falcon_lab.model.compiled import check_compiler
 from falcon_lab.model.loading import resolve_device
 from falcon_lab.pretraining.target import TargetAhead, target_ahead
 from falcon_lab.sampling import Sampling
@@ -110,6 +111,8 @@ class Setup:
         """Return what checks a measurement before anything is trained: nothing is compiled."""
         eager = replace(experiment, decoding=replace(experiment.decoding, compile="none"))
         target = ahead.target.to(resolve_device(experiment.target.device))
+        if experiment.decoding.compile != "none" and target.device.type == "cpu":
+            check_compiler()
         return cls(eager, target, components, stands_in=ahead.stands_in)
 
     @classmethod

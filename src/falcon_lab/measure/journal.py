@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.files import append_line, read_lines
+from falcon_lab.files import append_line, read_lines, write_atomically
 from falcon_lab.measure.records import Answer
 from falcon_lab.stored import fitting
 
@@ -80,7 +80,7 @@ class Journal:
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         path = folder / FOLDER / f"{kind}-{digest}.jsonl"
         if not path.exists():
-            append_line(path, {"facts": json.loads(text)})
+            write_atomically(path, json.dumps({"facts": json.loads(text)}) + "\n")
         return cls(path)
 
     def __len__(self) -> int:

@@ -14,6 +14,9 @@ N), C capacity, G key/value heads, D head size.
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +65,7 @@ def compile_ahead(
         FalconLabError: the module cannot be traced, there is no working C++ compiler, or what is
             kept belongs to somebody else.
     """
-    threads, folder = torch.get_num_threads(), cache_folder() / "compiled"
+    threads, folder = torch.get_num_threads(), _folder()
     with _compiling(name):
         with torch.no_grad():
             program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
@@ -76,6 +79,24 @@ def compile_ahead(
         loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
     run: Compiled = loaded.loader.boxed_run
     return run
+
+
+def check_compiler() -> None:
+    """See that passes can be compiled here, or have been.
+
+    Raises:
+        FalconLabError: there is no C++ compiler, and nothing is kept in the cache.
+    """
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None and not any(_folder().glob("*.pt2")):
+        raise FalconLabError(
+            f"decoding.compile needs a C++ compiler, and there is no {compiler}; install one, name "
+            "it in CXX, or set decoding.compile=none"
+        )
+
+
+def _folder() -> Path:
+    return cache_folder() / "compiled"
 
 
 @contextmanager
