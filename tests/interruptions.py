@@ -2,19 +2,23 @@
 
 A server (``python interruptions.py FOLDER``) has everything imported and warm. For a command it
 forks a child that runs it once, in ``FOLDER/work``. At every event of the file system there, as
-Python's audit hooks tell it, and a few times a second, the child forks again: that process meets
-with a fault and comes to its end, what is then in the folder is a *state*, and the folder is put
-back before the child goes on. So one run of a command visits all its moments. From every state that
-differs the same command is then run to its end.
+Python's audit hooks tell it, and after every so many seconds of the processor, the child forks
+again: that process meets with a fault and comes to its end, what is then in the folder is a
+*state*, and the folder is put back before the child goes on. So one run of a command visits all its
+moments. From every state that differs the same command is then run to its end.
 
-Faults:
+Faults at an event and at a moment in between:
 
-    kill     SIGKILL before the event: the state is what is there
+    kill     SIGKILL: the state is what is there
+
+At an event alone:
+
     torn     killed by the system in the middle of the next write that reaches some bytes; that
              includes writers which are no Python, and raise no events
     full     every event from this one on fails with ENOSPC
     cut      every write fails that reaches some bytes, from the event on
-    SIGTERM, SIGINT, SIGHUP
+
+At a moment in between alone, in turns: SIGTERM, SIGINT, SIGHUP; all three where a stage begins.
 
 ``Server`` is the other end, for tests.
 """
@@ -42,6 +46,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -58,8 +63,6 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 LIMITS = (16, 3000)
 """Bytes that a file may have before a torn or cut write, in turns: within texts and weights."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-BETWEEN = 0.05
-"""Seconds of the processor between signals."""
 TIMEOUT = 120
 """Seconds that one process may take."""
 LONGEST = 900
@@ -137,19 +140,49 @@ def read_tree(folder: Path) -> Tree:
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
-    """Make a folder what it was; what is right already is not touched."""
-    folder.mkdir(parents=True, exist_ok=True)
-    now = read_tree(folder)
-    for name in sorted(now, reverse=True):
-        if name not in tree or (tree[name] is None) != (now[name] is None):
-            path = folder / name
-            path.rmdir() if now[name] is None else path.unlink()
-            del now[name]
+    """Fill an empty folder."""
+    folder.mkdir(parents=True)
     for name, content in sorted(tree.items()):
-        if name not in now:
-            (folder / name).mkdir() if content is None else (folder / name).write_bytes(content)
-        elif content is not None and now[name] != content:
-            (folder / name).write_bytes(content)
+        (folder / name).mkdir() if content is None else (folder / name).write_bytes(content)
+
+
+class Snapshot:
+    """A folder as it is now, to be put back.
+
+    Its files stay the same files, by hard links: a process may have them open.
+
+    Args:
+        folder: which is to be put back.
+        links: another folder of the same disk, for this snapshot's own.
+    """
+
+    def __init__(self, folder: Path, links: Path) -> None:
+        self.folder, self.tree = folder, read_tree(folder)
+        shutil.rmtree(links, ignore_errors=True)
+        links.mkdir()
+        files = [name for name, content in self.tree.items() if content is not None]
+        self._links = {name: links / str(number) for number, name in enumerate(files)}
+        for name, link in self._links.items():
+            link.hardlink_to(folder / name)
+
+    def put_back(self) -> None:
+        """Make the folder what it was."""
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_dir():
+                if name not in self.tree:
+                    path.rmdir()
+            elif name not in self._links or not path.samefile(self._links[name]):
+                path.unlink()
+        for name, content in self.tree.items():
+            path = self.folder / name
+            if content is None:
+                path.mkdir(exist_ok=True)
+                continue
+            if not path.exists():
+                path.hardlink_to(self._links[name])
+            if path.read_bytes() != content:
+                path.write_bytes(content)
 
 
 def fingerprint(tree: Tree) -> str:
@@ -174,7 +207,8 @@ def facts(tree: Tree) -> dict[str, Any]:
         elif name.endswith("history.jsonl"):
             found[name] = curves(content)
         elif "rows/" in name:
-            found[name] = sorted(map(repr, kept(lines_of(content))))
+            # A prompt that a kill cut off is measured again, and its answers stand there twice.
+            found[name] = sorted(set(map(repr, kept(lines_of(content)))))
         elif name.endswith(".jsonl"):
             found[name] = kept(lines_of(content))
         elif name.endswith(".json"):
@@ -224,10 +258,11 @@ class Visited:
     Args:
         folder: where it works.
         faults: which.
+        between: seconds of the processor from one moment to the next.
     """
 
-    def __init__(self, folder: Path, faults: Sequence[str]) -> None:
-        self.folder, self.faults = folder, faults
+    def __init__(self, folder: Path, faults: Sequence[str], between: float) -> None:
+        self.folder, self.faults, self.between = folder, faults, between
         self.ends: list[End] = []
         self.states: dict[str, tuple[int, Tree]] = {}
         self.in_fork = self._busy = self._full = self._over = False
@@ -235,11 +270,14 @@ class Visited:
 
     def begin(self) -> None:
         """Watch this process from now on."""
+        from falcon_lab.experiment import STAGE
+
         gc.freeze()  # what is collected is copied into every fork
         sys.addaudithook(self._on_event)
-        if set(SIGNALS) & set(self.faults):
-            signal.signal(signal.SIGPROF, self._on_moment)
-            signal.setitimer(signal.ITIMER_PROF, BETWEEN)
+        for name, stage in STAGE.items():
+            STAGE[name] = partial(self._begin_stage, name, stage)
+        signal.signal(signal.SIGPROF, self._on_moment)
+        signal.setitimer(signal.ITIMER_PROF, self.between)
 
     def end(self) -> None:
         """Watch no more."""
@@ -249,8 +287,6 @@ class Visited:
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._busy or not (event == "open" or event in CHANGES) or not self._counts(arguments):
             return
-        if not self.in_fork and _clearing():
-            return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
             return
         place = f"{event} {arguments[0]}"
@@ -259,11 +295,10 @@ class Visited:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), arguments[0])
             return
         number = next(self._events)
-        others = [fault for fault in self.faults if fault in ("torn", "full", "cut")]
-        chosen = [fault for fault in self.faults if fault == "kill"]
-        if others and not _locking():  # a lock refuses to be taken on in a fork
-            chosen.append(others[number % len(others)])
-        self._interrupt(chosen, place, LIMITS[number // 3 % len(LIMITS)])
+        chosen = [fault for fault in self.faults if fault not in SIGNALS]
+        if _locking():  # a lock refuses to be taken on in a fork
+            chosen = [fault for fault in chosen if fault == "kill"]
+        self._interrupt(chosen, place, LIMITS[number % len(LIMITS)])
         if self.in_fork and self._full:
             self._on_event(event, arguments)
 
@@ -275,33 +310,43 @@ class Visited:
             return True  # below a folder that is open
         return Path(os.path.abspath(os.fsdecode(path))).is_relative_to(self.folder)  # noqa: PTH100
 
+    def _begin_stage(self, name: str, stage: Callable[..., None], *given: Any, **more: Any) -> None:
+        if not self.in_fork:
+            self._interrupt([each for each in self.faults if each in SIGNALS], f"{name}: begins", 0)
+        stage(*given, **more)
+
     def _on_moment(self, *_: Any) -> None:
-        if not self._busy and not self.in_fork and not _clearing():
-            chosen = [fault for fault in self.faults if fault in SIGNALS]
-            self._interrupt([chosen[next(self._moments) % len(chosen)]], _where(), 0)
+        if not self._busy and not self.in_fork:
+            number = next(self._moments)
+            chosen = [fault for fault in self.faults if fault == "kill"]
+            if not _locking():
+                signals = [fault for fault in self.faults if fault in SIGNALS]
+                chosen += signals[number % len(SIGNALS) :][:1]
+            self._interrupt(chosen, _where(), 0)
         if not self.in_fork and not self._over:
-            signal.setitimer(signal.ITIMER_PROF, BETWEEN)
+            signal.setitimer(signal.ITIMER_PROF, self.between)
 
     def _interrupt(self, faults: Sequence[str], place: str, limit: int) -> None:
         self._busy = True
-        before = read_tree(self.folder)
+        before = Snapshot(self.folder, self.folder.with_name("links"))
         for fault in faults:
             if fault == "kill":
-                self._note(End(fault, place, 137, ""), before)
+                self._note(End(fault, place, 137, ""), before.tree)
+                continue
+            if _clearing():
                 continue
             reader, writer = os.pipe()
             process = os.fork()
             if process == 0:
                 self.in_fork = True
-                for stream in (1, 2):
-                    os.dup2(writer, stream)
+                redirect_output(writer)
                 os.close(reader)
                 self._meet(fault, limit)
                 return
             os.close(writer)
             code, output = ended(process, reader)
             self._note(End(fault, place, code, output), read_tree(self.folder))
-            write_tree(before, self.folder)
+            before.put_back()
         self._busy = False
 
     def _meet(self, fault: str, limit: int) -> None:
@@ -335,16 +380,31 @@ def _running() -> Iterator[str]:
 
 
 def _where() -> str:
-    return next((name for name in _running() if name.startswith("falcon_lab")), "elsewhere")
+    """The stage and the function of ours that are running."""
+    ours = [name for name in _running() if name.startswith("falcon_lab.")] or ["elsewhere"]
+    stages = [name for name in ours if name.startswith("falcon_lab.experiment.")]
+    return f"{(stages or ours)[0].rpartition('.')[2]}: {ours[0]}"
 
 
 def _clearing() -> bool:
-    """Whether a temporary folder is made or removed: it may not be put back meanwhile."""
-    return any(name.startswith("tempfile.") for name in _running())
+    """Whether a folder is being removed, which one that is put back meanwhile would confuse."""
+    return any(name.startswith(("tempfile.", "shutil._rmtree")) for name in _running())
 
 
 def _locking() -> bool:
     return any(name.startswith("filelock") for name in _running())
+
+
+def redirect_output(writer: int) -> None:
+    """Let what this process prints go to another pipe.
+
+    The old one may be kept under further numbers: whoever sends output aside puts it back later.
+    """
+    before = os.fstat(2)
+    for number in map(int, os.listdir("/dev/fd")):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # the one by which the folder was read
+            if os.path.samestat(os.fstat(number), before):
+                os.dup2(writer, number)
 
 
 def ended(process: int, reader: int, seconds: float = TIMEOUT) -> tuple[int, str]:
@@ -449,7 +509,12 @@ class Here:
         return end, read_tree(self.work)
 
     def visit(
-        self, arguments: Sequence[str], begin: Tree, faults: Sequence[str], most: int
+        self,
+        arguments: Sequence[str],
+        begin: Tree,
+        faults: Sequence[str],
+        between: float,
+        most: int,
     ) -> Visit:
         """Run a command once, interrupted everywhere, and from ``most`` states that came of it."""
         started = cpu_seconds()
@@ -460,7 +525,7 @@ class Here:
         note = self.root / "ends.pickle"
 
         def body() -> int:
-            visited = Visited(self.work, faults)
+            visited = Visited(self.work, faults, between)
             visited.begin()
             code = run_here(arguments)
             visited.end()

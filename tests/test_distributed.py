@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,25 +18,78 @@ from falcon_lab.config.schema import PretrainingConfig
 from falcon_lab.pretraining.quality import Quality
 from falcon_lab.pretraining.target import ensure_pretrained
 from falcon_lab.report.history import read_history
-from running import SMOKE, products, run_apart, smoke
+from running import SMOKE, command, environment, products, run_apart, smoke
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]
 
 
 @pytest.mark.slow
-def test_two_processes_run_every_stage_once(tmp_path: Path) -> None:
-    job = ["run", SMOKE, f"out={tmp_path}/out", *smoke(*TWO, target=False)]
-    done = run_apart(*job, FALCON_LAB_CACHE=str(tmp_path / "cache"))
+def test_two_processes_are_ended_by_signals_and_run_every_stage_once(tmp_path: Path) -> None:
+    # Validated twice: a signal between a checkpoint and a validation costs one point of the curve.
+    steps = ["trainer.max_steps=8", "distillation.checkpoint_every=2"]
+    job = ["run", SMOKE, f"out={tmp_path}/out", *smoke(*TWO, *steps, target=False)]
+    env = {"FALCON_LAB_CACHE": str(tmp_path / "cache")}
+    checkpoints = tmp_path / "out" / "checkpoints"
+    first = ended_by(
+        signal.SIGTERM, job, env, lambda said: any(checkpoints.glob("*.ckpt")), group=False
+    )
+    # At a terminal Ctrl-C goes to all of them.
+    second = ended_by(signal.SIGINT, job, env, lambda said: "— evaluate" in said, group=True)
+    for done, name in ((first, "SIGTERM"), (second, "SIGINT")):
+        assert done.returncode == 128 + getattr(signal, name), done
+        assert done.stdout.count(f"falcon-lab: ended by {name}") == 1, done.stdout
+        assert "Traceback" not in done.stdout, done.stdout
+    last = run_apart(*job, **env)
     products(tmp_path / "out", ["chain", "tree"])
-    for once in ("training it once", "— target", "— data", "— distil", "— evaluate", "— report"):
-        assert done.stdout.count(once) == 1, done.stdout
-    assert done.stdout.count("report.html") == 1
-    assert "MEMBER: 2/2" in done.stderr
-    assert "Traceback" not in done.stderr
+    for once in ("— target", "— data", "— distil", "— evaluate", "— report", "report.html"):
+        assert last.stdout.count(once) == 1, last.stdout
+    all_said = first.stdout + second.stdout + last.stdout + last.stderr
+    assert all_said.count("training it once") == 1, all_said
+    assert "MEMBER: 2/2" in first.stdout
+    assert "Traceback" not in last.stderr
     losses = [v for r in read_history(tmp_path / "out" / "history.jsonl") if (v := loss(r))]
     assert losses
     assert all(math.isfinite(value) for value in losses)
     assert processes_about(tmp_path) == []
+
+
+def ended_by(
+    number: int,
+    job: Sequence[str | Path],
+    env: dict[str, str],
+    due: Callable[[str], bool],
+    *,
+    group: bool,
+) -> subprocess.CompletedProcess[str]:
+    """A command that gets a signal when it is due, with all that it said.
+
+    Args:
+        number: of the signal.
+        job: the command's arguments.
+        env: variables of its environment.
+        due: from what it has said so far.
+        group: whether all of its processes get the signal, or the first one alone.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+
+        def so_far() -> str:
+            return os.pread(said.fileno(), 10**7, 0).decode(errors="replace")
+
+        process = subprocess.Popen(
+            command(*job),
+            env=environment(**env),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        end = time.monotonic() + 300
+        while not due(so_far()):
+            assert process.poll() is None, so_far()
+            assert time.monotonic() < end, so_far()
+            time.sleep(0.02)
+        os.killpg(process.pid, number) if group else process.send_signal(number)
+        code = process.wait(120)
+        return subprocess.CompletedProcess(process.args, code, so_far())
 
 
 def loss(record: dict[str, float]) -> float | None:

@@ -25,7 +25,7 @@ from falcon_lab.config.saved import CHECKPOINTS
 from falcon_lab.config.schema import PretrainingConfig, TargetConfig
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
-from falcon_lab.files import about, cached, check_place, make_folder, make_once
+from falcon_lab.files import cached, check_place, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.quality import JUDGEMENT, read_quality
@@ -231,13 +231,10 @@ def target_ahead(
 
 def _stand_in(config: TargetConfig, recipe: PretrainingConfig, announce: Announce) -> Any:
     """Return an untrained target of a recipe's shape."""
-    from safetensors import SafetensorError
-
     from falcon_lab.pretraining.training import save_stand_in
 
     with TemporaryDirectory(prefix="falcon-lab-") as place:
-        with about(place, also=(SafetensorError,)):
-            save_stand_in(recipe, Path(place))
+        save_stand_in(recipe, Path(place))
         return _load(config, place, announce)
 
 

@@ -213,12 +213,14 @@ def save_stand_in(recipe: PretrainingConfig, folder: Path) -> None:
     """Save an untrained model of the recipe's shape, with a tokenizer of bytes alone.
 
     Raises:
-        FalconLabError: the recipe's data cannot be used.
+        FalconLabError: the recipe's data cannot be used, or the folder cannot be written.
     """
     tokenizer = train_tokenizer([], recipe.vocabulary)
     data_of(recipe, tokenizer).check()
-    tokenizer.save_pretrained(folder)
-    build_model(recipe.model, tokenizer, seed=recipe.seed).save_pretrained(folder)
+    model = build_model(recipe.model, tokenizer, seed=recipe.seed)
+    with about(folder, also=(Exception,)):  # of a full disk the libraries say so in words
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
 
 
 def data_of(recipe: PretrainingConfig, tokenizer: Any) -> FalconDataModule:
