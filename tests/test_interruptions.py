@@ -194,7 +194,7 @@ def comparison() -> str:
         (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT, LONGER], 0.005, 0, 1),
         (
             ["check", "--drafter", "out/drafter", "--prompts", "1", "--samples", "60", *SHORT],
-            0.05,
+            0.02,
             0,
             1,
         ),
