@@ -31,6 +31,10 @@ def test_what_was_seen_takes_the_place_of_what_was_assumed(share: float) -> None
     assert odds.chance([claim(1)], 1) == pytest.approx(0.5)
 
 
+def test_a_claim_of_nothing_has_no_chance() -> None:
+    assert PartOdds(1).chance([Claim(0, 1, -math.inf, -1)], 1) == 0
+
+
 def test_deep_nodes_of_a_long_copy_have_a_chance_of_their_own() -> None:
     odds = PartOdds(1)
     for number in range(400):

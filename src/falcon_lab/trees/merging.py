@@ -95,7 +95,7 @@ def joined(trees: Sequence[TokenTree], chance: Chance) -> list[MergedNode]:
             at = below.setdefault((parent, token), len(nodes))
             if at == len(nodes):
                 nodes.append(MergedNode(token, parent, nodes[parent].depth + 1))
-            nodes[at].claims.append(Claim(part, node, log_q, rows[node]))
+            nodes[at].claims.append(Claim(part, node, min(log_q, 0.0), rows[node]))
             number.append(at)
     for each in nodes[1:]:
         each.reach = nodes[each.parent].reach * chance(each.claims, each.depth)

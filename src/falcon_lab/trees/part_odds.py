@@ -97,5 +97,5 @@ class PartOdds:
 
 
 def _class(claim: Claim, depth: int) -> tuple[int, int, int]:
-    halves = min(int(-claim.log_q / math.log(2)), LEAST_CLAIM)
+    halves = int(min(-claim.log_q / math.log(2), LEAST_CLAIM))
     return claim.part, halves, min(depth.bit_length(), DEEPEST)
