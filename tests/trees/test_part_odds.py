@@ -14,11 +14,21 @@ def claim(part: int, probability: float = 1.0) -> Claim:
     return Claim(part, 1, math.log(probability), -1)
 
 
-def test_half_of_every_claim_is_assumed_before_anything_was_seen() -> None:
+def test_most_of_every_claim_is_assumed_before_anything_was_seen() -> None:
     odds = PartOdds(2)
-    assert odds.chance([claim(0)], 1) == pytest.approx(0.5)
-    assert odds.chance([claim(1, 0.3)], 4) == pytest.approx(0.15)
-    assert odds.chance([claim(0), claim(1)], 1) == pytest.approx(0.75)
+    assert odds.chance([claim(0)], 1) == pytest.approx(0.8)
+    assert odds.chance([claim(1, 0.3)], 4) == pytest.approx(0.24)
+    assert odds.chance([claim(0), claim(1)], 1) == pytest.approx(0.96)
+
+
+def test_what_was_looked_up_is_no_claim() -> None:
+    odds = PartOdds(2)
+    odds.looks_up(1)
+    first, later = (odds.chance([claim(1)], depth) for depth in (1, 2))
+    assert first < later < odds.chance([claim(0)], 1)
+    for _ in range(500):
+        odds.add([claim(1)], 1, accepted=True)
+    assert odds.chance([claim(1)], 1) > 0.98
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -28,7 +38,7 @@ def test_what_was_seen_takes_the_place_of_what_was_assumed(share: float) -> None
         odds.add([claim(0)], 1, accepted=number % 10 < 10 * share)
     assert odds.chance([claim(0)], 1) == pytest.approx(share, abs=0.01)
     assert odds.chance([claim(0, 0.4)], 5) == pytest.approx(0.4 * share, abs=0.01)
-    assert odds.chance([claim(1)], 1) == pytest.approx(0.5)
+    assert odds.chance([claim(1)], 1) == pytest.approx(0.8)
 
 
 def test_a_claim_of_nothing_has_no_chance() -> None:

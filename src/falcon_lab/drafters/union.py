@@ -244,6 +244,9 @@ class UnionSequences:
 
 
 def joined(outputs: Sequence[DraftOutput | None]) -> DraftOutput:
-    """Return the output of a pass of several parts, at least one of which made it."""
+    """Return the output of a pass of several parts, at least one of which made it.
+
+    Whole paths are the parts' own alone: a union does not look all of its candidates up.
+    """
     first = next(output for output in outputs if output is not None)
-    return replace(first, parts=tuple(outputs))
+    return replace(first, parts=tuple(outputs), paths=None)

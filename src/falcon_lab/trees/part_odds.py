@@ -1,9 +1,10 @@
 """How likely what the parts of a union propose is accepted, by what the text has shown so far.
 
-A part claims a probability for every node: its own, or 1 where it has none (a text that was looked
-up). How much of its claims comes true is counted, over all of them and among nodes of about the
-same claim and depth, and a node's chance is the mean of these counts and of what was assumed before
-(a Beta prior): that half of every claim comes true.
+A part claims a probability for every node. How much of its claims comes true is counted, over all
+of them and among nodes of about the same claim and depth, and a node's chance is the mean of these
+counts and of what was assumed before (a Beta prior): that four fifths of every claim come true, as
+heads are trained to predict the target. What was looked up claims nothing, and has priors of its
+own: its first token is seldom right, and where it is, the next one often is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from itertools import accumulate, pairwise
 
 from falcon_lab.trees.merging import Claim
 
-ASSUMED, WEIGHT = 0.5, 4.0
+ASSUMED, WEIGHT = 0.8, 4.0
 """Share of a part's claims that comes true, before any was seen, and what that weighs: as much as
 so many claims of certainty; the same for a class of nodes, whose prior is its part's share."""
+
+FOUND_FIRST, FOUND_LATER = 0.25, 0.6
+"""Chances of the first token of what was looked up, and of any later one, before any was seen; on
+held-out prompts of two targets 0.16 to 0.28, and 0.5 to 0.8."""
 
 LEAST_CLAIM, DEEPEST = 5, 3
 """The last class of claims, by halves (1 to 1/2, 1/2 to 1/4, …), and that of depths, by doubling
@@ -56,8 +61,13 @@ class PartOdds:
 
     def __init__(self, parts: int) -> None:
         self._parts = [Count() for _ in range(parts)]
+        self._found: set[int] = set()
         self._classes: dict[tuple[int, int, int], Count] = {}
         self._rounds = 0
+
+    def looks_up(self, part: int) -> None:
+        """Take note that a part looks its candidates up, so that its claims are none."""
+        self._found.add(part)
 
     def chance(self, claims: Sequence[Claim], depth: int) -> float:
         """Return how likely a node is accepted where its parent was: by any part that has it."""
@@ -65,9 +75,12 @@ class PartOdds:
         return min(1 - missed, SUREST)
 
     def _of_one(self, claim: Claim, depth: int) -> float:
-        claimed, of_part = math.exp(claim.log_q), self._parts[claim.part]
-        share = (of_part.accepted + ASSUMED * WEIGHT) / (of_part.claimed + WEIGHT)
-        prior = min(share * claimed, SUREST)
+        of_part = self._parts[claim.part]
+        if claim.part in self._found:
+            prior = FOUND_FIRST if depth == 1 else FOUND_LATER
+        else:
+            share = (of_part.accepted + ASSUMED * WEIGHT) / (of_part.claimed + WEIGHT)
+            prior = min(share * math.exp(claim.log_q), SUREST)
         seen = self._classes.get(_class(claim, depth), Count())
         return (seen.accepted + WEIGHT * prior) / (seen.tried + WEIGHT)
 

@@ -94,6 +94,9 @@ class UnionTree(TreeBuilder):
 
     def grow(self, output: DraftOutput) -> Frontier | None:
         """Take in a pass of every part that made one."""
+        for part, of_part in enumerate(output.parts):
+            if of_part is not None and of_part.paths is not None:
+                self._odds.looks_up(part)
         return _together(
             [
                 None if of_part is None else builder.grow(of_part)
