@@ -14,12 +14,14 @@ import torch
 
 from fakes.drafters import RandomDrafter
 from falcon_lab.config.schema import DataConfig
-from falcon_lab.data.datamodule import FalconDataModule, prepare_data
+from falcon_lab.data.datamodule import FalconDataModule, check_data, prepare_data
 from falcon_lab.data.encoding import train_tokenizer
+from falcon_lab.data.feature_store import StoreIndex, write_index
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.rows import labelled_positions
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.hooks import Component
 from falcon_lab.plugins.registry import Components
 from tiny_models import tiny_target
@@ -282,3 +284,22 @@ def test_tokens_are_counted_where_the_loss_has_them() -> None:
     expected = Counter(token for row in masks for token, has in zip(*row, strict=True) if has)
     assert {token: n for token, n in enumerate(counted.tolist()) if n} == expected
     assert int(counted.sum()) < sequences.tokens.numel()  # padding is no token of an answer
+
+
+@pytest.mark.parametrize(
+    ("stands_in", "said"), [(False, r"computed for target another"), (True, "no corpus 'gone'")]
+)
+def test_another_target_s_store_is_refused_before_the_corpus_is_read(
+    tmp_path: Path, stands_in: bool, said: str
+) -> None:
+    folder = tmp_path / "store" / "train"
+    folder.mkdir(parents=True)
+    write_index(folder, StoreIndex("another", "data", 1, 32, 32, "float32", 1))
+    with pytest.raises(FalconLabError, match=said):
+        check_data(
+            DataConfig(corpus="gone", feature_store=str(tmp_path / "store")),
+            tiny_target(),
+            drafter={"name": "falcon"},
+            components=load_components(),
+            stands_in=stands_in,
+        )
