@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falcon_lab.decoding.drafting import copies_of
+from falcon_lab.drafters.sequences import copies_of
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, DraftOutput, DraftVocabulary
 from falcon_lab.interfaces.vocabulary import OUTSIDE, always_kept
@@ -82,13 +82,14 @@ def test_its_logits_are_those_of_the_target(family: str) -> None:
     torch.testing.assert_close(words.copy_head()(features), expected)
 
 
-def test_rows_are_saved_with_nothing_trained_by_nothing_and_shared_by_copies() -> None:
+def test_rows_are_neither_saved_nor_trained_nor_broadcast_and_copies_share_them() -> None:
     words = vocabulary(5)
     assert list(words.state_dict()) == ["ids"]
     assert not list(words.parameters())
-    rows = {buffer.data_ptr() for buffer in words.buffers()}
+    assert {buffer.dtype for buffer in words.buffers()} == {torch.long}
     for copied in copies_of(words, 2):
-        assert {buffer.data_ptr() for buffer in copied.buffers()} == rows
+        assert copied.rows is words.rows
+        assert copied.ids is words.ids
 
 
 def test_rows_stay_in_the_targets_precision() -> None:

@@ -102,7 +102,7 @@ class DrafterHost(Protocol):
         """Apply the LM head, scaled or capped as the target does: ``[..., H]`` -> ``[..., V]``."""
         ...
 
-    def narrow_head(self, tokens: Tensor) -> nn.Module:
+    def narrow_head(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Copy the LM head's rows of some tokens, ``[n]`` long, to lie together: ``[..., n]``.
 
         Nothing of it is trained or saved.

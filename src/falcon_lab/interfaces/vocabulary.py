@@ -35,7 +35,7 @@ class HeadHost(Protocol):
         """As ``DrafterHost`` has it."""
         ...
 
-    def narrow_head(self, tokens: Tensor) -> nn.Module:
+    def narrow_head(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """As ``DrafterHost`` has it."""
         ...
 
@@ -55,6 +55,7 @@ class DraftVocabulary(nn.Module):
         ids: ``[n]`` long, ascending: the target's token of each column. They are saved with the
             drafter. (EAGLE-3's ``d2t`` is ``ids - arange(n)``, its ``t2d`` whether a token has a
             column.)
+        rows: of the target's LM head, where they were needed so far.
 
     Args:
         host: the target.
@@ -83,9 +84,7 @@ class DraftVocabulary(nn.Module):
         super().__init__()
         self._host = host
         self.register_buffer("ids", most_frequent(host, size, counts).to(host.device))
-        self._rows: Any = None
-        if not own_head:
-            self._rows = host.narrow_head(self.ids)
+        self.rows = None if own_head else host.narrow_head(self.ids)
         self._number_columns()
         self.register_load_state_dict_post_hook(_renew_loaded)
 
@@ -96,10 +95,9 @@ class DraftVocabulary(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Apply the rows of the target's LM head: ``[..., H]`` -> ``[..., n]``."""
-        if self._rows is None:
-            self._rows = self._host.narrow_head(self.ids)
-        logits: Tensor = self._rows.forward(features)
-        return logits
+        if self.rows is None:
+            self.rows = self._host.narrow_head(self.ids)
+        return self.rows(features)
 
     def copy_head(self) -> nn.Module:
         """Make a head of these rows that begins as the target's, in float32, and is trained."""
@@ -142,8 +140,8 @@ class DraftVocabulary(nn.Module):
 
     def renew(self) -> None:
         """Copy the rows anew, and number the columns, after ``ids`` were changed or moved."""
-        if self._rows is not None:
-            self._rows = self._host.narrow_head(self.ids)
+        if self.rows is not None:
+            self.rows = self._host.narrow_head(self.ids)
         self._number_columns()
 
     def _number_columns(self) -> None:

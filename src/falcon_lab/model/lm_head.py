@@ -50,10 +50,15 @@ class HeadCopy(LMHead):
         super().__init__(own.float().requires_grad_(), config)
 
 
-class NarrowHead(nn.Module):
+class NarrowHead:
     """Some rows of an LM head, copied to lie together: ``[..., H]`` -> ``[..., n]``.
 
-    They are buffers that no drafter is saved with.
+    It is no module: nothing of it is trained, saved, or sent to the other processes of a training.
+    Its copies share the rows.
+
+    Attributes:
+        weight: ``[n, H]``.
+        bias: ``[n]``, or None.
 
     Args:
         head: the model's own, which stays as it is.
@@ -64,17 +69,14 @@ class NarrowHead(nn.Module):
         FalconLabError: the head has no row for every token.
     """
 
-    weight: Tensor
-    bias: Tensor | None
-
     def __init__(self, head: nn.Module, config: Any, tokens: Tensor) -> None:
-        super().__init__()
-        weight, bias = rows_of(head, tokens)
-        self.register_buffer("weight", weight, persistent=False)
-        self.register_buffer("bias", bias, persistent=False)
+        self.weight, self.bias = rows_of(head, tokens)
         self._config = config
 
-    def forward(self, features: Tensor) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> NarrowHead:
+        return self
+
+    def __call__(self, features: Tensor) -> Tensor:
         """Return the logits of features, in the precision of the rows."""
         logits = functional.linear(features.to(self.weight.dtype), self.weight, self.bias)
         return final_logits(logits, self._config)
