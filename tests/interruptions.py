@@ -74,6 +74,8 @@ SCRATCH = re.compile(
 """Names of what is not finished."""
 RANDOM = re.compile(r"\.\d+\.|new-plugin-\w+|\.tmp\w+|/tmp\w+")
 """What in a name is another one every time."""
+WHOLE = (".safetensors", "tokenizer.json", "quality.json", "loss.json", "dialogues.jsonl")
+"""Ends of the names of files in which no clock decides anything."""
 DECIDED = (
     "text",
     "turns",
@@ -202,7 +204,7 @@ def facts(tree: Tree) -> dict[str, Any]:
         if content is None or SCRATCH.search(name) or name.endswith((".lock", ".ckpt")):
             continue
         found[name] = None
-        if name.endswith((".safetensors", "tokenizer.json", "quality.json", "loss.json")):
+        if name.endswith(WHOLE):
             found[name] = hashlib.sha256(content).hexdigest()
         elif name.endswith("history.jsonl"):
             found[name] = curves(content)

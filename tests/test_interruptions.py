@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -173,6 +174,29 @@ TUNE = ["--texts", "2", "--nodes", "3", "--depth", "2", "--tree", "chain,depth=2
 BENCH = ["--method", "drafter", "--json", "bench.json"]
 
 
+DIALOGUES = [
+    *("--target", "target", "--out", "dialogues.jsonl", "--tokens", "12", "--part", "4"),
+    *("--questions", "questions.jsonl", "--share", "1", "--sampled", "1", "--temperature", "0.8"),
+    *("--answer-tokens", "2", "data.chat_template=chat.jinja"),
+]
+TEMPLATE = """\
+{% for message in messages %}[{{ message.role }}] {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}
+"""
+
+
+def chatting(finished: Tree) -> Tree:
+    """The target in a folder of its own, a chat template, and questions."""
+    [made] = [name for name in finished if re.fullmatch("cache/targets/small-code-[^.]*", name)]
+    own = [name for name in finished if name == made or name.startswith(f"{made}/")]
+    questions = "".join(json.dumps({"text": f"say {number}"}) + "\n" for number in range(40))
+    return {
+        "chat.jinja": TEMPLATE.encode(),
+        "questions.jsonl": questions.encode(),
+        **{f"target{name.removeprefix(made)}": finished[name] for name in own},
+    }
+
+
 def comparison() -> str:
     """The recipe as a comparison of two heads."""
     dropped = ("name: small", "out: out", "  methods:")
@@ -190,6 +214,7 @@ def comparison() -> str:
         (["compare", "both.yaml"], 0.1, 200, 12),
         (["tune", "out/drafter", *TUNE, *SHORT], 0.05, 12, 3),
         (["bench", "--drafter", "out/drafter", *BENCH, *SHORT], 0.05, 4, 4),
+        (["dialogues", *DIALOGUES], 0.02, 20, 12),
         (["new-plugin", "mine"], 0.002, 20, 12),
         (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT, LONGER], 0.005, 0, 1),
         (
@@ -211,6 +236,8 @@ def test_a_command_goes_on_from_every_interruption(
 ) -> None:
     begin = BEGIN if arguments[0] == "run" else finished
     begin = {**begin, "both.yaml": comparison().encode()}
+    if arguments[0] == "dialogues":
+        begin |= chatting(finished)
     visit = server.visit(arguments, begin, FAULTS, between, most)
     counted = Counter(end.fault for end in visit.ends)
     assert not (found := complaints(visit, begin)), "\n".join(found)
