@@ -1,10 +1,11 @@
 """How likely what the parts of a union propose is accepted, by what the text has shown so far.
 
-A part claims a probability for every node. How much of its claims comes true is counted, over all
-of them and among nodes of about the same claim and depth, and a node's chance is the mean of these
-counts and of what was assumed before (a Beta prior): that four fifths of every claim come true, as
-heads are trained to predict the target. What was looked up claims nothing, and has priors of its
-own: its first token is seldom right, and where it is, the next one often is.
+A part claims a probability for every node. Which share of its claims came true is counted, over all
+of them and among nodes of about the same claim and depth, beside a prior that weighs as much as a
+few claims. A node's chance is its claim times the share of its class, so that nodes of a class keep
+the part's own order. Of heads, which are trained to predict the target, four fifths are assumed to
+come true. What was looked up claims nothing, and has priors of its own: its first token is seldom
+right, and where it is, the next one often is.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ class Count:
     """Claims and what came of them.
 
     Attributes:
-        tried: nodes whose parent was accepted.
-        claimed: the sum of their claims.
-        accepted: how many of them were.
+        claimed: the sum of the claims of nodes whose parent was accepted.
+        accepted: how many of these nodes were.
     """
 
-    tried: int = 0
     claimed: float = 0.0
     accepted: int = 0
 
     def add(self, claim: float, *, accepted: bool) -> None:
         """Count a node."""
-        self.tried += 1
         self.claimed += claim
         self.accepted += accepted
+
+    def share(self, assumed: float) -> float:
+        """Return the share of the claims that came true, ``assumed`` before any was seen."""
+        return (self.accepted + WEIGHT * assumed) / (self.claimed + WEIGHT)
 
 
 class PartOdds:
@@ -75,14 +77,14 @@ class PartOdds:
         return min(1 - missed, SUREST)
 
     def _of_one(self, claim: Claim, depth: int) -> float:
-        of_part = self._parts[claim.part]
-        if claim.part in self._found:
-            prior = FOUND_FIRST if depth == 1 else FOUND_LATER
-        else:
-            share = (of_part.accepted + ASSUMED * WEIGHT) / (of_part.claimed + WEIGHT)
-            prior = min(share * math.exp(claim.log_q), SUREST)
         seen = self._classes.get(_class(claim, depth), Count())
-        return (seen.accepted + WEIGHT * prior) / (seen.tried + WEIGHT)
+        return min(math.exp(claim.log_q) * seen.share(self._assumed(claim.part, depth)), SUREST)
+
+    def _assumed(self, part: int, depth: int) -> float:
+        """Return what is assumed of the claims of a class of nodes."""
+        if part in self._found:
+            return FOUND_FIRST if depth == 1 else FOUND_LATER
+        return self._parts[part].share(ASSUMED)
 
     def add(self, claims: Sequence[Claim], depth: int, *, accepted: bool) -> None:
         """Count a node whose parent was accepted."""
