@@ -159,6 +159,20 @@ def test_too_few_parts_are_refused_and_so_is_one_tree_for_several() -> None:
         testing.engine(target, made, tree={"name": "chain"}, components=everything())
 
 
+def test_a_part_may_have_a_draft_vocabulary() -> None:
+    parts = [FALCON | {"draft_vocabulary": 6}, LOOKUP]
+    engine = engine_of(parts, [DYNAMIC, PATHS])
+    testing.lossless_rounds(engine, PROMPTS)
+    made, tokens = engine.drafter, torch.tensor([3, 1, 4, 1, 5])
+    made.reset(tokens[0])
+    made.observe(Observation(tokens, torch.randn(5, engine.target.hidden_size)))
+    output = made.draft(Frontier.root(tokens.device))
+    narrow, _ = output.parts
+    assert narrow.logits.shape[-1] == 6
+    assert output.vocabulary is None
+    assert torch.equal(output.logits, narrow.target_logits)
+
+
 def test_unions_may_be_nested() -> None:
     inner = {"name": "union", "parts": [FALCON, LOOKUP]}
     tree = {"name": "union", "parts": [DYNAMIC, PATHS], "nodes": 6}

@@ -246,7 +246,11 @@ class UnionSequences:
 def joined(outputs: Sequence[DraftOutput | None]) -> DraftOutput:
     """Return the output of a pass of several parts, at least one of which made it.
 
-    Whole paths are the parts' own alone: a union does not look all of its candidates up.
+    Whole paths are the parts' own alone: a union does not look all of its candidates up. So is a
+    draft vocabulary; the union's logits are of all tokens.
     """
     first = next(output for output in outputs if output is not None)
+    if first.vocabulary is not None:
+        whole = first.target_logits
+        first = replace(first, logits=whole, vocabulary=None, all_proposed=False)
     return replace(first, parts=tuple(outputs), paths=None)
