@@ -323,7 +323,7 @@ class Visited:
             chosen = [fault for fault in self.faults if fault == "kill"]
             if not _locking():
                 signals = [fault for fault in self.faults if fault in SIGNALS]
-                chosen += signals[number % len(SIGNALS) :][:1]
+                chosen += filter(_is_received, signals[number % len(SIGNALS) :][:1])
             self._interrupt(chosen, _where(), 0)
         if not self.in_fork and not self._over:
             signal.setitimer(signal.ITIMER_PROF, self.between)
@@ -386,6 +386,12 @@ def _where() -> str:
     ours = [name for name in _running() if name.startswith("falcon_lab.")] or ["elsewhere"]
     stages = [name for name in ours if name.startswith("falcon_lab.experiment.")]
     return f"{(stages or ours)[0].rpartition('.')[2]}: {ours[0]}"
+
+
+def _is_received(name: str) -> bool:
+    """Whether the command has begun to receive a signal, and has not ended."""
+    handler = signal.getsignal(getattr(signal, name))
+    return handler not in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def _clearing() -> bool:
