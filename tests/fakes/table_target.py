@@ -57,6 +57,7 @@ class TableTarget:
         self.hidden_size = 2
         self.max_positions = positions
         self.device = torch.device("cpu")
+        self.dtype = torch.float32
         self.eos_ids: frozenset[int] = frozenset()
         self.kv_allocated = 0
         self.config = None

@@ -1,7 +1,7 @@
 """Is speculative output the target's own? Greedy equality, and the distance of sampled output.
 
 Shapes: P prompt tokens, S samples, C columns (statistics of one sample), K outcomes of a column,
-R bootstrap resamples.
+R bootstrap resamples, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.decoding.rounding import EXACT, rounding_noise
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.sampling import Sampling
 
@@ -32,6 +33,7 @@ class Divergence:
         speculative: the other.
         margin: the target's best logit minus its second best there. Near 0, the order in which a
             kernel adds decides; anything else is a fault.
+        gap: how far the logits of the two tokens are apart; None where one text had ended.
     """
 
     prompt: int
@@ -39,6 +41,7 @@ class Divergence:
     plain: int | None
     speculative: int | None
     margin: float
+    gap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +52,48 @@ class GreedyEquality:
         prompts: how many were compared.
         tokens: tokens of the plain texts.
         divergences: the first difference of every text that differs.
+        noise: how far rounding moves such a gap in the texts that differ (``rounding_noise``); 0
+            in types where it is no excuse.
     """
 
     prompts: int
     tokens: int
     divergences: tuple[Divergence, ...]
+    noise: float = 0.0
+
+    @property
+    def faults(self) -> tuple[Divergence, ...]:
+        """Return the differences that no rounding explains."""
+        return tuple(
+            each
+            for each in self.divergences
+            if not self.noise or each.gap is None or each.gap > self.noise
+        )
 
     @property
     def passed(self) -> bool:
-        """Whether every text is the same."""
-        return not self.divergences
+        """Whether every text is the same, but for ties that rounding decides."""
+        return not self.faults
 
     @property
     def verdict(self) -> str:
         """Return the verdict as one sentence."""
-        if self.passed:
+        if not self.divergences:
             return f"greedy output is identical: {self.tokens} tokens over {self.prompts} prompts"
-        first = self.divergences[0]
-        widest = max(divergence.margin for divergence in self.divergences)
+        moved = f"passes of other widths move such gaps by up to {self.noise:.2g}"
+        if self.passed:
+            widest = max(each.gap or 0.0 for each in self.divergences)
+            return (
+                f"greedy output parts at ties alone, on {len(self.divergences)} of {self.prompts} "
+                f"prompts: the two tokens' logits are at most {widest:.2g} apart there, and {moved}"
+            )
+        first = self.faults[0]
+        widest = max(divergence.margin for divergence in self.faults)
         return (
-            f"greedy output differs on {len(self.divergences)} of {self.prompts} prompts, first at "
+            f"greedy output differs on {len(self.faults)} of {self.prompts} prompts, first at "
             f"new token {first.position} of prompt {first.prompt} ({first.plain} became "
             f"{first.speculative}); largest logit margin at a first difference: {widest:.2g}"
-        )
+        ) + (f"; {moved}" if self.noise else "")
 
 
 def greedy_equality(
@@ -82,9 +104,14 @@ def greedy_equality(
     max_new_tokens: int,
     stop: StopCondition,
 ) -> GreedyEquality:
-    """Decode every prompt (``[P]`` long) both ways and compare."""
+    """Decode every prompt (``[P]`` long) both ways and compare.
+
+    In a type that is not ``EXACT`` every text that differs is read again, to see whether it parts
+    at a tie.
+    """
     tokens = 0
     divergences = []
+    noise = 0.0
     for index, prompt in enumerate(prompts):
         generator = torch.Generator(prompt.device).manual_seed(0)
         ours, theirs = (
@@ -100,19 +127,26 @@ def greedy_equality(
         tokens += len(theirs)
         for position, (right, found) in enumerate(zip_longest(theirs, ours)):
             if right != found:
-                margin = logit_margin(plain, prompt, theirs[:position])
-                divergences.append(Divergence(index, position, right, found, margin))
+                logits = next_logits(plain, prompt, theirs[:position])
+                best, second = logits.topk(2).values.tolist()
+                gap = None
+                if right is not None and found is not None:
+                    gap = float((logits[right] - logits[found]).abs())
+                divergences.append(Divergence(index, position, right, found, best - second, gap))
+                if plain.target.dtype not in EXACT:
+                    noise = max(noise, rounding_noise(plain.target, prompt, theirs))
                 break
-    return GreedyEquality(len(prompts), tokens, tuple(divergences))
+    return GreedyEquality(len(prompts), tokens, tuple(divergences), noise)
 
 
 @torch.no_grad()
-def logit_margin(plain: PlainEngine, prompt: Tensor, tokens: list[int]) -> float:
-    """Return the target's best logit minus its second best after ``prompt`` and ``tokens``."""
-    text = torch.cat((prompt, prompt.new_tensor(tokens)))
-    logits = plain.target.prefill(text, plain.target.new_cache(len(text))).logits[-1]
-    best, second = logits.float().topk(2).values.tolist()
-    return float(best - second)
+def next_logits(plain: PlainEngine, prompt: Tensor, tokens: list[int]) -> Tensor:
+    """Return the logits ``[V]``, in float32, that plain decoding has after ``tokens``."""
+    cache = plain.target.new_cache(len(prompt) + len(tokens))
+    logits = plain.target.prefill(prompt, cache).logits
+    for token in prompt.new_tensor(tokens):
+        logits = plain.target.step(token, cache).logits
+    return logits[-1].float()
 
 
 @dataclass(frozen=True, slots=True)
