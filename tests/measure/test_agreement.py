@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from falcon_lab.measure.metrics import compare_with_plain, first_difference
+from falcon_lab.measure.metrics import compare_with_plain, first_difference, summarise
+from falcon_lab.measure.records import Record
 from measuring import prompt, row
 
 
@@ -24,3 +26,29 @@ def test_without_logits_a_difference_has_no_margin() -> None:
 )
 def test_the_first_difference(expected: list[int], got: list[int], place: int | None) -> None:
     assert first_difference(expected, got) == place
+
+
+def agreement(margin: float, noise: float | None) -> Record:
+    plain, other = row("plain", tokens=[1, 2, 3]), row("tree", tokens=[1, 2, 0])
+    return compare_with_plain(
+        plain,
+        other,
+        prompt("p0", "a"),
+        lambda tokens: torch.tensor([0.0, -9.0, -9.0, margin]),
+        None if noise is None else lambda read, text: noise,
+    )
+
+
+@pytest.mark.parametrize(
+    ("margin", "noise", "tie"),
+    [(0.1, 0.125, True), (0.25, 0.125, True), (0.3, 0.125, False), (0.0, None, False)],
+)
+def test_a_text_parts_at_a_tie_where_rounding_moves_the_margin_as_far(
+    margin: float, noise: float | None, tie: bool
+) -> None:
+    found = agreement(margin, noise)
+    assert found.identical is False
+    assert found.margin == pytest.approx(margin)
+    assert found.noise == noise
+    assert found.parts_at_tie is tie
+    assert summarise([found], None, lossless=True).ties == tie

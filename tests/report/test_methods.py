@@ -69,6 +69,22 @@ def test_a_lossy_rule_a_difference_and_a_failed_gate_are_said_aloud() -> None:
     assert sum(line.startswith("! ") for line in text.splitlines()) == 3
 
 
+def test_ties_that_rounding_decides_are_told_from_differences() -> None:
+    found = results(diverging=True)
+    found["methods"]["tree"]["ties"] = 1
+    assert "7 of 8, else ties" in format_table(found)
+    [tied] = warnings(found)
+    for words in ("tree", "1 of 8", "at ties alone", "0.003"):
+        assert words in tied
+    assert headline(found).endswith("but for ties that rounding decides.")
+
+
+def test_results_of_earlier_versions_know_no_ties() -> None:
+    found = results(diverging=True)
+    del found["methods"]["tree"]["ties"]
+    assert "no: 7 of 8" in format_table(found)
+
+
 def test_a_clean_measurement_warns_of_nothing() -> None:
     assert warnings(results()) == []
     assert warnings(results(dict(TARGET, quality=None))) == []

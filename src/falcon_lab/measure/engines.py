@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from falcon_lab.decoding.assembling import (
 )
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.decoding.rounding import EXACT, rounding_noise
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, refuse_other_target, saved_node
 from falcon_lab.errors import FalconLabError
@@ -398,6 +400,7 @@ class Setup:
             logits=lambda tokens: self.target.prefill(
                 tokens, self.target.new_cache(len(tokens))
             ).logits[-1],
+            noise=None if self.target.dtype in EXACT else partial(rounding_noise, self.target),
             journal=journal,
         )
 

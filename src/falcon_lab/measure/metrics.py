@@ -22,10 +22,16 @@ from falcon_lab.measure.records import Record, RoundColumns, Times, tokens_per_s
 
 NextLogits = Callable[[Tensor], Tensor]
 """Maps a sequence to the target's logits for what follows a sequence: ``[P]`` long -> ``[V]``."""
+Noise = Callable[[Tensor, Sequence[int]], float]
+"""Tells of a prompt ``[P]`` and a text how far rounding moves margins (``rounding_noise``)."""
 
 
 def compare_with_plain(
-    plain: Record, record: Record, prompt: EncodedPrompt, logits: NextLogits | None
+    plain: Record,
+    record: Record,
+    prompt: EncodedPrompt,
+    logits: NextLogits | None,
+    noise: Noise | None = None,
 ) -> Record:
     """Return the record with its agreement with plain decoding filled in.
 
@@ -34,13 +40,14 @@ def compare_with_plain(
         record: the method's.
         prompt: of both.
         logits: for the margin at the first difference; None leaves it out.
+        noise: of texts that differ; None where rounding is no excuse.
     """
     for turn, (expected, got) in enumerate(zip(plain.turns, record.turns, strict=True)):
         place = first_difference(expected.tokens, got.tokens)
         if place is not None:
+            read = prompt.tokens([t.tokens for t in plain.turns[:turn]])
             margin = None
             if logits is not None:
-                read = prompt.tokens([t.tokens for t in plain.turns[:turn]])
                 margin = _margin(logits, read, expected.tokens, got.tokens, place)
             return replace(
                 record,
@@ -48,6 +55,7 @@ def compare_with_plain(
                 difference_turn=turn,
                 difference_position=place,
                 margin=margin,
+                noise=None if noise is None else noise(read, expected.tokens),
             )
     return replace(record, identical=True)
 
@@ -117,6 +125,10 @@ DEFINITIONS: dict[str, str] = {
         "the widest gap between the target's logits of the two tokens at a first difference; "
         "near zero means that rounding decided, wide means a fault"
     ),
+    "ties": (
+        "prompts on which the tokens part from plain decoding's at a tie: where the logits of the "
+        "two tokens are nearer to each other than the width of a pass moves them in this type"
+    ),
     "distinct": "distinct tokens over new tokens, mean over prompts; low means that output loops",
 }
 """Metric -> its definition, as the report prints it."""
@@ -165,6 +177,7 @@ class MethodSummary:
     repeats_agree: bool
     distinct: float
     finish: dict[str, int]
+    ties: int = 0
 
 
 def summarise(
@@ -202,6 +215,7 @@ def summarise(
         repeats_agree=all(record.repeats_agree for record in records),
         distinct=sum(record.distinct for record in records) / len(records),
         finish=_finishes(records),
+        ties=sum(record.parts_at_tie for record in records),
     )
 
 

@@ -123,6 +123,8 @@ class Record:
         margin: target logit of plain's token there minus that of this method's token (the gap
             between the two best ones where one answer had ended), or None. Near zero means that
             rounding decided; a wide margin means a fault.
+        noise: how far the width of a pass moves such a margin in that text; None where nothing
+            differs, or in a type whose rounding is no excuse.
     """
 
     method: str
@@ -135,6 +137,17 @@ class Record:
     difference_turn: int | None = None
     difference_position: int | None = None
     margin: float | None = None
+    noise: float | None = None
+
+    @property
+    def parts_at_tie(self) -> bool:
+        """Return whether rounding explains the first difference.
+
+        It has moved the margin once in the method's pass, and once in the pass that read it.
+        """
+        if self.margin is None or self.noise is None:
+            return False
+        return abs(self.margin) <= 2 * self.noise
 
     @property
     def tokens(self) -> list[int]:

@@ -29,6 +29,7 @@ NAMES = {
     "identical_share": "identical",
     "divergence_rate": "divergence rate",
     "largest_margin": "widest margin",
+    "ties": "ties",
     "distinct": "distinct tokens",
 }
 """Metric -> what pages and cards call it."""
@@ -52,10 +53,16 @@ def named(method: str | None, methods: Mapping[str, Summary]) -> str | None:
 def identical(summary: Summary) -> str | None:
     """Write on how many prompts the tokens were plain decoding's; None where it is unknown."""
     share = summary["identical_share"]
-    if share is None:
-        return None
-    prompts = summary["prompts"]
-    return "yes" if share == 1 else f"no: {round(share * prompts)} of {prompts}"
+    if share is None or share == 1:
+        return None if share is None else "yes"
+    found = f"{round(share * summary['prompts'])} of {summary['prompts']}"
+    return f"{found}, else ties" if parts_at_ties_alone(summary) else f"no: {found}"
+
+
+def parts_at_ties_alone(summary: Summary) -> bool:
+    """Return whether rounding explains every text that is not plain decoding's."""
+    differing = round((1 - summary["identical_share"]) * summary["prompts"])
+    return 0 < differing == summary.get("ties", 0)
 
 
 def of_split(part: str, digits: int = 0) -> Column:
@@ -158,10 +165,13 @@ def warnings(results: Mapping[str, Any]) -> list[str]:
         if share is not None and share < 1:
             margin = s["largest_margin"]
             gap = "" if margin is None else f"; widest logit margin there {margin:.2g}"
+            differing = f"{round((1 - share) * s['prompts'])} of {s['prompts']} prompts"
+            rate = f"{1000 * s['divergence_rate']:.2g} first differences per 1000 tokens"
             found.append(
-                f"{name} differs from plain decoding on {round((1 - share) * s['prompts'])} of "
-                f"{s['prompts']} prompts ({1000 * s['divergence_rate']:.2g} first differences per "
-                f"1000 tokens{gap})."
+                f"{name} parts from plain decoding at ties alone, which rounding decides: on "
+                f"{differing} ({rate}{gap})."
+                if parts_at_ties_alone(s)
+                else f"{name} differs from plain decoding on {differing} ({rate}{gap})."
             )
         if not s["repeats_agree"]:
             found.append(f"{name} did not write the same tokens in every repeat.")
@@ -184,6 +194,8 @@ def headline(results: Mapping[str, Any]) -> str:
         return f"{text}, with a lossy rule."
     if s["identical_share"] is None:
         return f"{text}, drawing from the target's own distribution."
+    if parts_at_ties_alone(s):
+        return f"{text}, with the same output but for ties that rounding decides."
     if s["identical_share"] < 1:
         return f"{text}, but not with the same output everywhere."
     return f"{text}, with the same output."

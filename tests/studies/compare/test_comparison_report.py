@@ -96,6 +96,8 @@ def test_what_must_be_known_first_is_warned_of() -> None:
     differing, left_out = warnings(shown)
     for words in ("fast", "chain-2", "25 %", "0.2500"):
         assert words in differing
+    shown["rows"][0]["ties"] = len(shown["rows"][0]["seeds"]) * shown["rows"][0]["prompts"] // 4
+    assert "at ties" in warnings(shown)[0]
     assert "gone" in left_out
     assert shown["left_out"]["gone"] in left_out
 

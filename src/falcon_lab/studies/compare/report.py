@@ -25,6 +25,7 @@ from falcon_lab.report.methods import (
     identical,
     lossy_warning,
     name_of,
+    parts_at_ties_alone,
     quality_warnings,
     setting,
 )
@@ -41,6 +42,11 @@ PLACE = (
     Column("budget", "budget"),
     Column("T", "temperature", "{:g}".format),
 )
+
+
+def _answers(row: Row) -> Row:
+    """Return a row that counts answers: one of every seed to a prompt."""
+    return {**row, "prompts": row["prompts"] * len(row["seeds"])}
 
 
 def _draft_and_verify(row: Row) -> str:
@@ -60,7 +66,7 @@ COLUMNS = (
     Column("draft/verify %", _draft_and_verify),
     Column(
         "identical",
-        lambda row: identical({**row, "prompts": row["prompts"] * len(row["seeds"])}),
+        lambda row: identical(_answers(row)),
         left=True,
     ),
 )
@@ -224,8 +230,10 @@ def warnings(results: Results) -> list[str]:
     for row in results["rows"]:
         share, margin = row["identical_share"], row["largest_margin"]
         if row["lossless"] and share is not None and share < 1:
+            ties = parts_at_ties_alone(_answers(row))
+            how = "parts at ties, which rounding decides, from" if ties else "differs from"
             found.append(
-                f"{row['head']} {row['budget']} differs from plain decoding on "
+                f"{row['head']} {row['budget']} {how} plain decoding on "
                 f"{100 * (1 - share):.0f} % of its answers (widest logit margin there "
                 f"{NOTHING if margin is None else f'{margin:.4f}'})."
             )
