@@ -321,7 +321,7 @@ class Visited:
         if not self._busy and not self.in_fork:
             number = next(self._moments)
             chosen = [fault for fault in self.faults if fault == "kill"]
-            if not _locking():
+            if not _locking() and not _finalising():
                 signals = [fault for fault in self.faults if fault in SIGNALS]
                 chosen += filter(_is_received, signals[number % len(SIGNALS) :][:1])
             self._interrupt(chosen, _where(), 0)
@@ -392,6 +392,11 @@ def _is_received(name: str) -> bool:
     """Whether the command has begun to receive a signal, and has not ended."""
     handler = signal.getsignal(getattr(signal, name))
     return handler not in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def _finalising() -> bool:
+    """Whether Python drops what is raised; the thread that then raises it again is in no fork."""
+    return any(name.endswith(".__del__") for name in _running())
 
 
 def _clearing() -> bool:

@@ -199,6 +199,25 @@ def test_a_signal_that_a_library_loses_ends_the_command_all_the_same(
     assert time.monotonic() - started < 30
 
 
+def test_a_signal_in_a_finaliser_ends_the_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, ran: list[Experiment]
+) -> None:
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def body(*arguments: object, **options: object) -> None:
+        Finalised()  # Python drops what its finaliser raises, and says so
+        time.sleep(60)
+
+    monkeypatch.setattr(falcon_lab.experiment, "run", body)
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # in place of pytest's
+    result = call("run", "x.yaml")
+    assert result.exit_code == 143
+    assert "Exception ignored" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("swallowed", [None, RuntimeError])
 def test_a_signal_is_named_with_the_way_to_go_on_and_is_the_exit_code(

@@ -234,11 +234,13 @@ class KeepLastTwo(Checkpoint):
             if trainer.is_global_zero:
                 _rotate(self.folder)
         except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                partial.unlink()
             raise FalconLabError(
                 f"step {trainer.global_step}: {explain(error, partial)}; {self._earlier()}"
             ) from error
+        finally:
+            if trainer.is_global_zero:
+                with suppress(OSError):
+                    partial.unlink(missing_ok=True)
         self._saved = trainer.global_step
 
     def _earlier(self) -> str:

@@ -101,7 +101,8 @@ def test_every_dataclass_of_options_is_documented_and_registered() -> None:
     defined = {
         value
         for value in vars(builtins).values()
-        if inspect.isclass(value) and dataclasses.is_dataclass(value)
+        if inspect.isclass(value) and value.__module__ == builtins.__name__
+        if dataclasses.is_dataclass(value)
     }
     assert defined == {component.config for component in every()} - {None}
     for config in defined:

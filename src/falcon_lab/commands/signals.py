@@ -95,6 +95,7 @@ class _Receiver:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup_before = -1
+        self._unraisable_before = sys.unraisablehook
 
     def begin(self) -> None:
         """Receive the signals that are not ignored."""
@@ -104,6 +105,7 @@ class _Receiver:
             signal.signal(number, self._receive)
         descriptor = self._writer.fileno()
         self._wakeup_before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        sys.unraisablehook = self._on_unraisable
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_to_parent)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
@@ -113,8 +115,13 @@ class _Receiver:
         self._over.set()
         self._writer.send(b"\0")
         signal.set_wakeup_fd(self._wakeup_before)
+        sys.unraisablehook = self._unraisable_before
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, Ended):  # which is raised again
+            self._unraisable_before(unraisable)
 
     def _leave_to_parent(self) -> None:
         if not self._over.is_set():  # a process that was forked has a socket in common with us
