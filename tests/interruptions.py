@@ -405,7 +405,8 @@ def _clearing() -> bool:
 
 
 def _locking() -> bool:
-    return any(name.startswith("filelock") for name in _running())
+    """Whether a lock is held that a fork refuses to take on, or waits for in vain."""
+    return any(name.startswith(("filelock", "concurrent.futures.thread.")) for name in _running())
 
 
 def redirect_output(writer: int) -> None:
