@@ -69,7 +69,7 @@ def save_drafter(
             (fresh / CARD).write_text(card, "utf-8")
             (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
             _exchange(fresh, folder)
-    except FalconLabError:
+    except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         finish_exchange(folder)
         raise
