@@ -71,3 +71,19 @@ def test_a_bar_that_an_error_left_open_ends_its_line(monkeypatch: pytest.MonkeyP
     bar.update()
     close_bars()
     assert terminal.getvalue().endswith("\n")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_whose_making_a_signal_interrupts_can_be_closed(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Terminal() if terminal else io.StringIO())
+    monkeypatch.setattr("tqdm.std.tqdm.refresh", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Bar(total=3)
+    close_bars()  # the traceback keeps the bar alive until here
+    assert caught.type is KeyboardInterrupt
+    assert sys.stderr.getvalue() == ""

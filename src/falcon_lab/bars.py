@@ -18,11 +18,13 @@ class Bar(tqdm):
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._made = False
         self._moves = sys.stderr is not None and sys.stderr.isatty()
         self._written: float | None = None
         if not self._moves:
             options |= {"mininterval": MINUTE, "dynamic_ncols": False}
         super().__init__(*arguments, **options)
+        self._made = True
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Show the bar, where it is no terminal only when its minute is over."""
@@ -36,6 +38,8 @@ class Bar(tqdm):
 
     def close(self) -> None:
         """End the line of the bar, or write its last line."""
+        if not self._made:  # a signal has interrupted that, and tqdm closes it all the same
+            self.disable = True
         if not self._moves and not self.disable:
             now = self._time()
             if self.leave and now - self.start_t >= self.delay:
