@@ -57,9 +57,9 @@ def write(
         if left[0] < 0:
             raise Stopped
 
-    target, kept_out = target or chat_target(), kept_out or KeptOut()
+    target = target or chat_target()
     dialogist = Dialogist(target, ChatForm.of(target), settings, questions, kept_out)
-    card = open_card(path, dialogist, kept_out)
+    card = open_card(path, dialogist)
     return write_dialogues(path, dialogist, card, tokens, count, lambda card: None)
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 engine_settings = settings("target", "tree", "temperature", "max_new_tokens", "seed")
 
-"""Types in which differently shaped kernels still agree on the most likely token."""
-
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for a character of which some bytes are still to come."""
 

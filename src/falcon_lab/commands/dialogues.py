@@ -10,6 +10,7 @@ import click
 from falcon_lab.commands.arguments import (
     COUNT,
     FILE,
+    MOST,
     OVERRIDABLE,
     overrides_argument,
     overrides_of,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 SHARE = click.FloatRange(0, 1)
 WRITTEN_IN = {"target.lean": True}
 """Settings of this command that overrides may change."""
-MOST_PROMPTS = 10**6
-"""Of a set that is kept out."""
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -105,16 +104,16 @@ def dialogues(
     if experiment.evaluation.temperature == 0:
         raise FalconLabError("--temperature is 0, and questions are sampled; give one above 0")
     check_place(out, folder=False)
-    dialogist, kept_out = prepared(experiment, questions, keep_out, options)
+    dialogist = prepared(experiment, questions, keep_out, options)
 
     from falcon_lab.bars import Bar
     from falcon_lab.data.dialogues import open_card, write_dialogues
     from falcon_lab.timing import torch_threads
 
-    open_card(out, dialogist, kept_out)  # what it refuses is refused before anything is made
+    open_card(out, dialogist)  # what it refuses is refused before anything is made
     busy = f"{out}: another process writes it; wait for its end, or give another --out"
     with locked(make_folder(out.parent) / f".{out.name}.lock", busy=busy):
-        card = open_card(out, dialogist, kept_out)
+        card = open_card(out, dialogist)
         done = card.answer_tokens
         with (
             torch_threads(experiment.evaluation.threads),
@@ -133,8 +132,8 @@ def prepared(
     questions: Path | None,
     keep_out: tuple[str, ...],
     options: dict[str, Any],
-) -> tuple[Dialogist, KeptOut]:
-    """Return the target as one that writes dialogues, and the prompts that it may not write.
+) -> Dialogist:
+    """Return the target as one that writes dialogues.
 
     Raises:
         FalconLabError: what the user can mend.
@@ -166,7 +165,7 @@ def prepared(
     ChatForm.of(ahead.target, template)
     target = ahead.itself(experiment.target, progress, components)
     kept_out = kept_out_of(experiment, keep_out, target.tokenizer)
-    return Dialogist(target, ChatForm.of(target, template), chosen, asked, kept_out), kept_out
+    return Dialogist(target, ChatForm.of(target, template), chosen, asked, kept_out)
 
 
 def fastest_dtype(device: str) -> str:
@@ -193,7 +192,7 @@ def kept_out_of(experiment: Experiment, names: tuple[str, ...], tokenizer: Any) 
 
     data, sets = experiment.data, {}
     for name in dict.fromkeys([*with_sources(), *names]):
-        chosen = PromptsConfig(name=name, limit=MOST_PROMPTS)
+        chosen = PromptsConfig(name=name, limit=MOST)
         found = load_prompts(chosen, corpus=data.corpus, tokenizer=tokenizer, seed=data.seed)
         sets[Path(name).name] = [turn for prompt in found for turn in prompt.turns]
     return KeptOut.of(sets)

@@ -86,7 +86,8 @@ def check_data(
         target: the teacher, or a stand-in of its shape.
         drafter: the YAML node of the drafter that is to be trained.
         components: builds that drafter.
-        stands_in: whether it is a stand-in, whose features no store has.
+        stands_in: whether it is a stand-in, which wrote no dialogues and whose features no store
+            has.
 
     Raises:
         FalconLabError: as ``prepare_data``, as far as it can be known before.
@@ -99,6 +100,8 @@ def check_data(
     if config.regenerate:
         check_place(cache_folder() / TEXTS, folder=True)
     refuse_taps(config, target, drafter, components)
+    if not stands_in:
+        refuse_other_author(config.corpus, target)
     data.check()
 
 

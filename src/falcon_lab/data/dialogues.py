@@ -26,6 +26,7 @@ from falcon_lab.data.documents import Document, chat_text, read_documents, read_
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_behind
+from falcon_lab.interfaces.vocabulary import special_tokens
 from falcon_lab.sampling import Sampling
 from falcon_lab.stored import fitting
 from falcon_lab.timing import Stopwatch
@@ -188,7 +189,7 @@ class Dialogist:
         form: of its chats.
         settings: what decides them.
         questions: that are given.
-        kept_out: prompts that none may hold.
+        kept_out: prompts that none may hold; none is kept out where it is left out.
     """
 
     def __init__(
@@ -202,8 +203,8 @@ class Dialogist:
         self.settings, self.target = settings, target
         self._engine = PlainEngine(target, shares_beginnings=True)
         self._form = form
-        self._kept_out = kept_out or KeptOut()
-        self._special = _special(target)
+        self.kept_out = kept_out or KeptOut()
+        self._special = special_tokens(target)
         order = partial(_digest_of, settings.seed)
         self._given = [questions[i] for i in sorted(range(len(questions)), key=order)]
         tokenizer = target.tokenizer
@@ -220,7 +221,7 @@ class Dialogist:
             "dtype": str(self.target.dtype).removeprefix("torch."),
             "template": digest(json.dumps(others))[:12],
             "questions": digest(json.dumps(self._given))[:12] if self._given else None,
-            "kept_out": digest(json.dumps(self._kept_out.facts))[:12],
+            "kept_out": digest(json.dumps(self.kept_out.facts))[:12],
         }
 
     def part(self, number: int, seen: Collection[str], on_text: OnText) -> Part:
@@ -296,7 +297,7 @@ class Dialogist:
 
     def _is_new(self, text: str, what: str, made: Part, seen: Collection[str]) -> bool:
         """Return whether a text is neither a duplicate nor an evaluation's."""
-        if (hit := self._kept_out.hit(text)) is not None:
+        if (hit := self.kept_out.hit(text)) is not None:
             made.drop("overlap")
             made.overlaps.append({"in": what, "set": hit.source, "words": hit.words})
             return False
@@ -390,14 +391,6 @@ def _digest_of(seed: int, number: int) -> str:
     return digest(f"{seed}:{number}")
 
 
-def _special(target: Target) -> frozenset[int]:
-    """Return the tokens that no text may hold: all that are special, but for the ends."""
-    tokenizer = target.tokenizer
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    ids = {number for number, token in added.items() if getattr(token, "special", False)}
-    return frozenset(ids | set(tokenizer.all_special_ids) | target.eos_ids)
-
-
 def _without_end(tokens: list[int], stop: EndOrLoop) -> list[int]:
     return tokens[:-1] if tokens[-1:] and tokens[-1] in stop.eos_ids else tokens
 
@@ -405,7 +398,7 @@ def _without_end(tokens: list[int], stop: EndOrLoop) -> list[int]:
 # --- the file -----------------------------------------------------------------------------------
 
 
-def open_card(path: Path, dialogist: Dialogist, kept_out: KeptOut) -> Card:
+def open_card(path: Path, dialogist: Dialogist) -> Card:
     """Return the card of a file that is to be begun or continued.
 
     Raises:
@@ -418,7 +411,7 @@ def open_card(path: Path, dialogist: Dialogist, kept_out: KeptOut) -> Card:
                 f"{path}: is there already without {card_path(path).name}, so it is no unfinished "
                 "file of dialogues; move it or give another --out"
             )
-        return Card(Writer(target.name, target.fingerprint), facts, dict(kept_out.sets))
+        return Card(Writer(target.name, target.fingerprint), facts, dict(dialogist.kept_out.sets))
     card = Card.read(path)
     if card.target.fingerprint != target.fingerprint:
         raise FalconLabError(

@@ -190,9 +190,14 @@ def most_frequent(host: HeadHost, size: int, counts: Tensor | None) -> Tensor:
 
 
 def always_kept(host: HeadHost) -> list[int]:
+    """Return the special tokens that the target has a row for."""
+    return sorted(number for number in special_tokens(host) if number < host.vocab_size)
+
+
+def special_tokens(host: HeadHost) -> frozenset[int]:
     """Return the tokens that end a text, and those that the tokenizer calls special."""
     tokenizer = host.tokenizer
     added = getattr(tokenizer, "added_tokens_decoder", {})
     found = {*host.eos_ids, *getattr(tokenizer, "all_special_ids", ())}
-    found |= {number for number, token in added.items() if token.special}
-    return sorted(number for number in found if number < host.vocab_size)
+    found |= {number for number, token in added.items() if getattr(token, "special", False)}
+    return frozenset(found)
