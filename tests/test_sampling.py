@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from falcon_lab.fields import TEMPERATURES
-from falcon_lab.sampling import Sampling, most_likely
+from falcon_lab.sampling import Sampling, drawn, most_likely
 
 LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
@@ -40,6 +40,24 @@ def test_a_seed_gives_one_draw_and_shapes_are_kept() -> None:
     assert first.shape == (5, 3)
     assert torch.equal(first, again)
     assert sampling.draw(LOGITS, torch.Generator()).shape == ()
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely_and_impossible_ones_never() -> None:
+    likely = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    found = drawn(likely.expand(20_000, 7), generator)
+    counts = found.bincount(minlength=7)
+    assert counts[likely == 0].sum() == 0
+    expected = 20_000 * likely[likely > 0]
+    statistic = ((counts[likely > 0] - expected) ** 2 / expected).sum()
+    assert statistic < 16.27  # chi-square, 3 degrees of freedom, p = 0.001
+
+
+def test_a_token_that_float32_would_lose_beside_the_others_is_drawn() -> None:
+    tail = torch.full((60_000,), 1e-9)
+    odds = torch.cat([torch.tensor([1.0]), tail])
+    found = drawn(odds.expand(60_000, -1), torch.Generator().manual_seed(0))
+    assert 0 < int((found > 0).sum()) < 20  # 3.6 are expected; float32 sums stay at 1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Acceptance, AcceptanceRule, BuildContext, PaddedAcceptance
-from falcon_lab.sampling import Sampling, most_likely
+from falcon_lab.sampling import Sampling, drawn, most_likely
 from falcon_lab.tree import CHOSEN, TokenTree
 
 Step = Callable[[int, list[int]], tuple[int | None, int]]
@@ -169,7 +169,7 @@ def accept_sampled(
                 return child, token
             p = residual(p, q)
             q = without(q, token)
-        token = int(torch.multinomial(p, 1, generator=generator))
+        token = int(drawn(p, generator))
         chosen = (each for each in children if q_row[each] == CHOSEN and tokens[each] == token)
         return next(chosen, None), token
 
