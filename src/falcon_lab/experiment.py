@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from falcon_lab.config.schema import STAGES, Experiment
@@ -91,7 +90,7 @@ def check_files(experiment: Experiment) -> None:
     Raises:
         FalconLabError: naming the file or the key.
     """
-    from falcon_lab.config.saved import read_description
+    from falcon_lab.config.saved import opened_drafter, read_description
     from falcon_lab.data.documents import load_template
     from falcon_lab.measure.prompts import check_prompts
 
@@ -102,8 +101,9 @@ def check_files(experiment: Experiment) -> None:
         check_prompts(experiment.evaluation.prompts)
         for name, method in experiment.evaluation.methods.items():
             if method.drafter_path is not None and not method.optional:
-                with named(f"evaluation.methods.{name}.drafter_path"):
-                    read_description(Path(method.drafter_path))
+                key = f"evaluation.methods.{name}.drafter_path"
+                with named(key), opened_drafter(method.drafter_path) as folder:
+                    read_description(folder)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_an_empty_corpus_is_an_error_that_names_the_path(tmp_path: Path, content
 def test_too_few_documents_unknown_names_splits_and_limits_are_errors(tmp_path: Path) -> None:
     with pytest.raises(FalconLabError, match=r"2 document\(s\) found; at least 3"):
         corpus(str(chats(tmp_path, 2)), split="train")
-    with pytest.raises(FalconLabError, match="neither generated nor stdlib"):
+    with pytest.raises(FalconLabError, match="did you mean 'generated'"):
         corpus("generatd", split="train")
     with pytest.raises(FalconLabError, match="no split 'test'"):
         corpus("generated", split="test")

@@ -17,6 +17,8 @@ KINDS = {
     "controller",
     "objective",
 }
+BROUGHT = {"saved_drafter", "corpus"}
+"""Kinds that are files."""
 
 
 def public(owner: object) -> dict[str, object]:
@@ -37,14 +39,17 @@ def test_the_hooks_are_these_and_are_documented() -> None:
 
 def test_register_has_these_methods_and_each_is_documented() -> None:
     methods = public(Register)
-    assert set(methods) == KINDS
+    assert set(methods) == KINDS | BROUGHT
     assert all(inspect.getdoc(method) for method in methods.values())
 
 
 def test_every_method_of_register_takes_the_same_arguments() -> None:
-    signatures = {str(inspect.signature(method)) for method in public(Register).values()}
-    assert signatures == {
+    signatures = {name: str(inspect.signature(add)) for name, add in public(Register).items()}
+    assert {signatures[name] for name in KINDS} == {
         "(self, name: 'str', build: 'Builder', *, config: 'type | None' = None) -> 'None'"
+    }
+    assert {signatures[name] for name in BROUGHT} == {
+        "(self, name: 'str', path: 'Path | str') -> 'None'"
     }
 
 

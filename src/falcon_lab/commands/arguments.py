@@ -38,7 +38,7 @@ overrides_argument = click.argument(
     "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...", shell_complete=files
 )
 drafter_option = click.option(
-    "--drafter", type=click.Path(path_type=Path), help="A saved drafter's folder."
+    "--drafter", help="A saved drafter: its folder, or a name.", shell_complete=files
 )
 no_color_option = partial(click.option, "--no-color", is_flag=True)
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,7 +88,7 @@ class Stream:
 @no_color_option(help="Do not colour accepted draft tokens.")
 @overrides_argument
 def generate(
-    drafter: Path | None,
+    drafter: str | None,
     prompt: str | None,
     no_color: bool,
     overrides: tuple[str, ...],
@@ -164,7 +163,7 @@ def summary(generation: Generation, seconds: float) -> str:
 )
 @overrides_argument
 def check(
-    drafter: Path | None, prompts: int, samples: int, overrides: tuple[str, ...], **options: Any
+    drafter: str | None, prompts: int, samples: int, overrides: tuple[str, ...], **options: Any
 ) -> None:
     """Test whether a drafter is lossless on this target with this tree and rule; exit 1 if not.
 
@@ -227,7 +226,7 @@ DRAFTER = "the drafter"
 """The only method of an experiment that decodes with a drafter."""
 
 
-def choose_method(experiment: Experiment, drafter: Path | None, overrides: Sequence[str]) -> None:
+def choose_method(experiment: Experiment, drafter: str | None, overrides: Sequence[str]) -> None:
     """Leave the method of the saved drafter, or of the one that the overrides name, or none."""
     experiment.evaluation.methods = {}
     if drafter is not None or names_a_drafter(overrides):

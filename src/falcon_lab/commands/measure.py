@@ -21,7 +21,12 @@ from falcon_lab.commands.arguments import (
     settings,
     words_argument,
 )
-from falcon_lab.config.saved import bench_experiment, decoding_experiment, read_description
+from falcon_lab.config.saved import (
+    bench_experiment,
+    decoding_experiment,
+    opened_drafter,
+    read_description,
+)
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.builtins import LONGEST_PATH, MOST_NODES
 from falcon_lab.studies.bench import HF_ASSISTED, METHODS
@@ -52,7 +57,7 @@ TUNED_YAML, TUNED_JSON = "tuned.yaml", "tune.json"
 @click.option("--json", "into", type=FILE, help="Write the results.")
 @overrides_argument
 def bench(
-    drafter: Path | None,
+    drafter: str | None,
     trees: tuple[str, ...],
     methods: tuple[str, ...],
     assistant: str | None,
@@ -160,9 +165,9 @@ def tune(
     second. tuned.yaml is then an override: lightning run experiments/csgd.yaml tuned.yaml. Other
     arguments are overrides too, such as target.lean=true or evaluation.threads=1.
     """
-    name, overrides = first_and_rest(words, "a saved drafter's folder")
-    drafter = Path(name)
-    block = read_description(drafter)["drafter"].get("block")
+    drafter, overrides = first_and_rest(words, "a saved drafter's folder or name")
+    with opened_drafter(drafter) as folder:
+        block = read_description(folder)["drafter"].get("block")
     decoding_experiment(drafter, overrides_of(options, overrides))  # a typo is found before torch
 
     from falcon_lab.studies.tune.choosing import shipped_trees

@@ -22,7 +22,8 @@ from falcon_lab.commands.arguments import (
 from falcon_lab.config.load import dump, load_experiment
 from falcon_lab.config.overrides import is_yaml, plain_overrides
 from falcon_lab.config.saved import saved_experiment
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, did_you_mean
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.studies.compare.loading import is_short_form, load_plan, plan_of_runs
 from falcon_lab.studies.compare.plan import Plan, describe
 
@@ -57,12 +58,15 @@ def evaluate(words: Sequence[str]) -> None:
     """Measure what is there: a saved drafter's folder, a run's folder, or an experiment's YAML."""
     name, overrides = first_and_rest(words, "a saved drafter, a run or a YAML")
     what = Path(name)
-    if not what.exists():
+    components = load_components()
+    if what.is_dir() or components.knows("saved_drafter", name):
+        chosen = saved_experiment(name, overrides)
+    elif not what.exists():
+        known = components.names("saved_drafter")
+        meant = did_you_mean(name, known) if known else ""
         raise FalconLabError(
-            f"{what}: no such file or folder; name a saved drafter, a run or a YAML"
+            f"{what}: no such file or folder; name a saved drafter, a run or a YAML{meant}"
         )
-    if what.is_dir():
-        chosen = saved_experiment(what, overrides)
     elif is_short_form(what, overrides):
         raise FalconLabError(f"{what}: has variants or seeds: falcon-lab compare {what}")
     else:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from falcon_lab import __version__
 from falcon_lab.config.load import load_experiment
 from falcon_lab.config.overrides import Override, is_yaml, plain_overrides
 from falcon_lab.config.schema import METHOD_NAME, Experiment, MethodConfig
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, did_you_mean
+from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.stored import read_checked, read_json
 
@@ -37,23 +39,61 @@ UNFINISHED = ".unfinished"
 DEFAULT_TREES = ("chain", "static")
 
 
-def decoding_experiment(drafter: Path | None, overrides: Sequence[str]) -> Experiment:
-    """Return the defaults under what the drafter's folder knows of its target and the overrides.
+@contextmanager
+def opened_drafter(drafter: str | Path, components: Components | None = None) -> Iterator[Path]:
+    """Give the folder of a saved drafter, by its path or by the name that a plug-in gave it.
+
+    A name goes before a folder of that name in the working directory, as a target's does;
+    ``./NAME`` is the folder.
+
+    Args:
+        drafter: path or name, as the user wrote it.
+        components: the registry; None loads what is installed.
 
     Raises:
-        FalconLabError: there is no drafter in the folder, or an override is wrong.
+        FalconLabError: as inside the block, with whose drafter it is, or with the names that there
+            are; also where the files of a distribution are not there.
     """
-    known = [] if drafter is None else target_overrides(drafter)
-    return load_experiment(None, overrides, known=known)
+    known = components or load_components()
+    found = known.brought("saved_drafter", str(drafter))
+    try:
+        yield Path(drafter) if found is None else found.path
+    except FalconLabError as error:
+        if found is not None:
+            whose = f"drafter {drafter} of {found.owner}"
+            raise FalconLabError(f"{whose}: {error}") from error
+        names = known.names("saved_drafter")
+        if os.path.lexists(drafter) or not names:
+            raise
+        meant = did_you_mean(str(drafter), names, all_of_them=True)
+        raise FalconLabError(f"{error}, or a drafter by name{meant}") from error
+
+
+def decoding_experiment(drafter: str | Path | None, overrides: Sequence[str]) -> Experiment:
+    """Return the defaults under what a saved drafter knows of its target and the overrides.
+
+    Args:
+        drafter: its folder or name.
+        overrides: of the configuration.
+
+    Raises:
+        FalconLabError: there is no such drafter, or an override is wrong.
+    """
+    if drafter is None:
+        return load_experiment(None, overrides)
+    components = load_components()
+    with opened_drafter(drafter, components) as folder:
+        known = target_overrides(folder)
+    return load_experiment(None, overrides, known=known, components=components)
 
 
 def bench_experiment(
-    drafter: Path | None, trees: Sequence[str], overrides: Sequence[str]
+    drafter: str | Path | None, trees: Sequence[str], overrides: Sequence[str]
 ) -> Experiment:
     """Return the same with a method for every tree; without a drafter, with those of the overrides.
 
     Args:
-        drafter: a saved drafter's folder.
+        drafter: a saved drafter's folder or name.
         trees: ``NAME`` or ``NAME,key=value,…``, or a YAML with ``tree``, and ``controller`` if it
             brings its own; none stands for a chain and the default tree.
         overrides: of the configuration; with a ``tree.name`` among them, those of the tree are
@@ -87,7 +127,7 @@ def bench_experiment(
     return experiment
 
 
-def method_of(experiment: Experiment, drafter: Path | None) -> MethodConfig:
+def method_of(experiment: Experiment, drafter: str | Path | None) -> MethodConfig:
     """Return a method with a saved drafter; without one, with the experiment's own."""
     if drafter is None:
         return MethodConfig(drafter=experiment.drafter)
@@ -216,28 +256,33 @@ def run_experiment(
     return load_experiment(path, overrides, components=components, of_a_run=True)
 
 
-def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
-    """Return the experiment that evaluates what is in ``folder``.
+def saved_experiment(what: str | Path, overrides: Sequence[str]) -> Experiment:
+    """Return the experiment that evaluates a saved drafter or a run.
 
-    A run's folder is measured as its own experiment says. A drafter's folder that was shared is
-    measured by its chain and its default tree, into ``runs/evaluate-NAME``. Whether anything goes
-    online, and to whom, is the reader's to say and not the folder's.
+    A run's folder is measured as its own experiment says. A drafter that was shared, in a folder
+    or by name, is measured by its chain and its default tree, into ``runs/evaluate-NAME``. Whether
+    anything goes online, and to whom, is the reader's to say and not the folder's.
+
+    Args:
+        what: a run's folder, or a saved drafter's folder or name.
+        overrides: of the configuration.
 
     Raises:
         FalconLabError: the folder holds neither, a file is damaged, or an override is wrong.
     """
-    stages = ["evaluate", "report"]
-    for run_folder in (folder, folder.parent):
+    stages, components = ["evaluate", "report"], load_components()
+    named = components.knows("saved_drafter", str(what))
+    for run_folder in () if named else (Path(what), Path(what).parent):
         if (run_folder / CONFIGURATION).exists():
             fixed: dict[str, Any] = {"stages": stages, "out": str(run_folder), "seeds": []}
             fixed |= {"wandb.mode": None, "wandb.entity": None}
             known = plain_overrides(fixed, str(run_folder))
-            experiment = run_experiment(run_folder, [*known, *overrides])
+            experiment = run_experiment(run_folder, [*known, *overrides], components=components)
             if Path(experiment.out) != run_folder:
                 use_drafter_of(run_folder, experiment)
             return experiment
-    path, methods = str(folder), "evaluation.methods"
-    name = f"evaluate-{folder.resolve().name}"
+    path, methods = str(what), "evaluation.methods"
+    name = f"evaluate-{Path(what).resolve().name}"
     fixed = {
         "name": name,
         "stages": stages,
@@ -246,5 +291,6 @@ def saved_experiment(folder: Path, overrides: Sequence[str]) -> Experiment:
         f"{methods}.tree.drafter_path": path,
         f"{methods}.tree.tree.name": "static",
     }
-    known = [*target_overrides(folder), *plain_overrides(fixed, path)]
-    return load_experiment(None, overrides, known=known)
+    with opened_drafter(what, components) as folder:
+        known = [*target_overrides(folder), *plain_overrides(fixed, path)]
+    return load_experiment(None, overrides, known=known, components=components)

@@ -109,7 +109,7 @@ class PretrainingConfig:
     """Recipe of a target that is trained on first use and cached by its fingerprint."""
 
     corpus: str = any_path("generated")
-    """``generated``, ``stdlib``, or a folder or file of text or chats."""
+    """``generated``, ``stdlib``, a registered corpus, or a folder or file of text or chats."""
     documents: int = step_count(6000)
     """Training documents that are generated, or read at the most."""
     vocabulary: int = ranged(512, least=257, most=2**20)
@@ -163,7 +163,8 @@ class DataConfig:
     """What the drafter is trained on."""
 
     corpus: str = any_path("generated")
-    """``generated``, ``stdlib``, a folder or file of text, or a chat JSONL."""
+    """``generated``, ``stdlib``, a registered corpus (``falcon-lab plugins``), a folder or file of
+    text, or a chat JSONL."""
     documents: int = step_count(6000)
     """Documents that are generated, or read at the most."""
     regenerate: float = ranged(0.0, least=0, most=1)
@@ -273,7 +274,7 @@ class MethodConfig:
     drafter: Node | None = None
     """A training-free drafter's node; null is the drafter that this run trained."""
     drafter_path: str | None = any_path(None)
-    """A saved drafter's folder."""
+    """A saved drafter's folder, or the name of a registered one (``falcon-lab plugins``)."""
     tree: Node | None = None
     acceptance: Node | None = None
     controller: Node | None = None

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from falcon_lab.data.documents import Document, read_documents
 from falcon_lab.data.generated.corpus import SPLITS, generate_modules
-from falcon_lab.errors import FalconLabError
+from falcon_lab.errors import FalconLabError, did_you_mean
 from falcon_lab.files import about
+from falcon_lab.plugins.discovery import load_components
 
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".js", ".ts", ".java", ".go", ".rs"}
 SCRIPTS = {".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml"}
@@ -72,13 +73,16 @@ def text_files(root: Path) -> Iterator[tuple[str, Path]]:
 SECTION = 8000
 """Characters after which a file of text is cut at the next empty line."""
 _ENDLESS = 2**32
+OWN = ("generated", "stdlib")
+"""Corpora that are no files; a plug-in's of such a name goes by its full name."""
 
 
 def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) -> Iterator[Document]:
     """Return the documents of one split, in an order that depends on ``seed`` alone.
 
     Args:
-        name: ``generated``, ``stdlib``, a folder or file of text, or a JSONL of chats or texts.
+        name: ``generated``, ``stdlib``, a registered one, a folder or file of text, or a JSONL of
+            chats or texts.
         split: ``train``, ``validation`` or ``heldout``.
         limit: documents at the most; None is all of them (``generated`` has 2^32).
         seed: chooses the generated documents, or the order of the others.
@@ -99,7 +103,7 @@ def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) ->
         chosen = _by_threshold(standard_library(), split)
         files = sorted(chosen, key=lambda item: digest(f"{seed}:{item[0]}"))
         return islice((_file(*item, "stdlib") for item in files), limit)
-    documents = sorted(_by_rank(_read(Path(name)), split, name), key=_shuffled(seed))
+    documents = sorted(_by_rank(_read(place_of(name)), split, name), key=_shuffled(seed))
     return iter(documents[:limit])
 
 
@@ -115,7 +119,7 @@ def corpus_fingerprint(name: str) -> str:
         sizes = (f"{path}:{file.stat().st_size}" for path, file in standard_library())
         parts = (text.encode() for text in (platform.python_version(), *sizes))
     else:
-        parts = (file.read_bytes() for file in _files(Path(name)))
+        parts = (file.read_bytes() for file in _files(place_of(name)))
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part).digest())
@@ -128,7 +132,27 @@ def corpus_files(name: str) -> list[Path]:
     Raises:
         FalconLabError: no such path.
     """
-    return [] if name in ("generated", "stdlib") else _files(Path(name))
+    return [] if name in OWN else _files(place_of(name))
+
+
+def place_of(name: str) -> Path:
+    """Return the file or folder of a corpus: what a plug-in brings by that name, or its path.
+
+    Raises:
+        FalconLabError: neither is there.
+    """
+    components = load_components()
+    if (found := components.brought("corpus", name)) is not None:
+        return found.path
+    path = Path(name)
+    with about(path, "read"):
+        there = path.exists()
+    if not there:
+        known = [*OWN, *components.names("corpus")]
+        raise FalconLabError(
+            f"no corpus {name!r}, and no such file or folder{did_you_mean(name, known)}"
+        )
+    return path
 
 
 def digest(text: str) -> str:
@@ -168,13 +192,6 @@ def _by_rank(documents: list[Document], split: str, name: str) -> list[Document]
 
 
 def _files(path: Path) -> list[Path]:
-    with about(path, "read"):
-        there = path.exists()
-    if not there:
-        raise FalconLabError(
-            f"no corpus {str(path)!r}: it is neither generated nor stdlib, and no such file or "
-            "folder exists"
-        )
     return [file for _, file in text_files(path)] if path.is_dir() else [path]
 
 

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from falcon_lab import __version__
-from falcon_lab.config.saved import DESCRIPTION, FORMAT, UNFINISHED, read_description
+from falcon_lab.config.saved import (
+    DESCRIPTION,
+    FORMAT,
+    UNFINISHED,
+    opened_drafter,
+    read_description,
+)
 from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.files import about, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
@@ -134,7 +140,8 @@ def saved_drafter(config: SavedConfig, context: BuildContext) -> Any:
         )
     else:
         target, components = cast("Target", context.host), cast("Components", context.components)
-        drafter = load_drafter(config.path, target, components)
+        with opened_drafter(config.path, components) as folder:
+            drafter = load_drafter(folder, target, components)
     drafter.pretrained = True
     return drafter
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from falcon_lab.config.load import to_plain
-from falcon_lab.config.saved import DESCRIPTION
+from falcon_lab.config.saved import DESCRIPTION, opened_drafter
 from falcon_lab.config.schema import PLAIN, EvaluationConfig, Experiment, MethodConfig, Node
 from falcon_lab.decoding.assembling import (
     KINDS,
@@ -171,20 +171,28 @@ class Setup:
 
     def _made(self, config: MethodConfig, trained: Path | None) -> tuple[Drafter, Node]:
         """Build or load the drafter of a method as ``drafter`` does; nothing is compiled."""
-        folder = Path(config.drafter_path) if config.drafter_path else trained
-        if config.drafter is not None or folder is None:
-            node = config.drafter or self.experiment.drafter
-        else:
-            if not config.drafter_path and not (folder / DESCRIPTION).exists():
-                raise FalconLabError(
-                    f"{folder}: no drafter is trained here yet; run the stages that train one, "
-                    "stages=[target,data,distil], or give the method a drafter or a drafter_path"
-                )
-            node = saved_node(folder, self.components)
-            if not self.stands_in:
-                return load_drafter(folder, self.target, self.components), node
-            refuse_other_target(folder, self.target)
-        # A part that is saved is described by what is saved there.
+        if config.drafter is None and config.drafter_path:
+            with opened_drafter(config.drafter_path, self.components) as folder:
+                return self._saved(folder, trained)
+        if config.drafter is not None or trained is None:
+            return self._built(config.drafter or self.experiment.drafter, trained)
+        if not (trained / DESCRIPTION).exists():
+            raise FalconLabError(
+                f"{trained}: no drafter is trained here yet; run the stages that train one, "
+                "stages=[target,data,distil], or give the method a drafter or a drafter_path"
+            )
+        return self._saved(trained, trained)
+
+    def _saved(self, folder: Path, trained: Path | None) -> tuple[Drafter, Node]:
+        """Load a saved drafter, or build one like it where the target is a stand-in."""
+        node = saved_node(folder, self.components)
+        if not self.stands_in:
+            return load_drafter(folder, self.target, self.components), node
+        refuse_other_target(folder, self.target)
+        return self._built(node, trained)
+
+    def _built(self, node: Node, trained: Path | None) -> tuple[Drafter, Node]:
+        """Build the drafter of a node; a part that is saved is described by what is saved there."""
         described: dict[str | None, Node] = {}
 
         def saved(path: str | None) -> Drafter:

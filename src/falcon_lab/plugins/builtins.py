@@ -193,7 +193,7 @@ class SavedConfig:
     """A drafter that was trained and saved, as a part of another component."""
 
     path: str | None = filled(None, "name a folder, or write null")
-    """Its folder; null: the run's own."""
+    """Its folder or name; null: the run's own."""
 
 
 @dataclass

@@ -14,9 +14,11 @@ a module, and in that module::
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -56,8 +58,13 @@ KINDS = (
     "acceptance_rule",
     "controller",
     "objective",
+    "saved_drafter",
+    "corpus",
 )
 """The kinds of components, in the order in which they are listed."""
+
+BROUGHT = ("saved_drafter", "corpus")
+"""Those that are files of a distribution: nothing is built, and they have no options."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Component:
 
     kind: str
     name: str
-    build: Builder
+    build: Builder | Path
     config: type | None
     distribution: str
     version: str
@@ -76,6 +83,12 @@ class Component:
     def full_name(self) -> str:
         """The name that no other distribution can take."""
         return f"{self.distribution}/{self.name}"
+
+    @property
+    def path(self) -> Path:
+        """Where it lies, of a kind that is files."""
+        assert isinstance(self.build, Path)
+        return self.build
 
     @property
     def owner(self) -> str:
@@ -98,7 +111,8 @@ class Register:
     """What the hook is given: one method per kind of component.
 
     ``name`` is what a YAML says; ``config`` is the dataclass of the component's other keys (None:
-    it has none). A new kind of component adds a method here, never a hook.
+    it has none). What is a file has a ``path`` in place of both. A new kind of component adds a
+    method here, never a hook.
 
     Attributes:
         components: what has been registered.
@@ -154,7 +168,24 @@ class Register:
         """Add an ``Objective``."""
         self._add("objective", name, build, config)
 
-    def _add(self, kind: str, name: str, build: Builder, config: type | None) -> None:
+    def saved_drafter(self, name: str, path: Path | str) -> None:
+        """Add a drafter that was trained: the folder that ``save_drafter`` wrote, in the package.
+
+        It goes by that name wherever the folder of a saved drafter can be named.
+        """
+        self._add("saved_drafter", name, self._absolute(path), None)
+
+    def corpus(self, name: str, path: Path | str) -> None:
+        """Add a corpus for ``data.corpus``: a file or a folder of what it can be given by path."""
+        self._add("corpus", name, self._absolute(path), None)
+
+    @staticmethod
+    def _absolute(path: Path | str) -> Path:
+        if not isinstance(path, str | os.PathLike) or not Path(path).is_absolute():
+            raise ValueError(f"{path!r} is no absolute path; begin with Path(__file__).parent")
+        return Path(path)
+
+    def _add(self, kind: str, name: str, build: Builder | Path, config: type | None) -> None:
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
             raise ValueError(f"{kind} name {name!r}: use letters, digits, '-', '_' and '.'")
         if len(name) > LONGEST_NAME:
@@ -164,7 +195,7 @@ class Register:
         if config is not None and not (isinstance(config, type) and is_dataclass(config)):
             raise ValueError(f"{kind} {name!r}: config must be a dataclass, not {config!r}")
         named = isinstance(build, str) and re.fullmatch(r"[\w.]+:[\w.]+", build)
-        if not (callable(build) or named):
+        if not (isinstance(build, Path) or callable(build) or named):
             raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
         name = str.__str__(name)  # of an enumeration, or of a class that compares otherwise
         self.components.append(Component(kind, name, build, config, *self._origin))

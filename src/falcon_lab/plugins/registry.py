@@ -7,10 +7,12 @@ import json
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import options, refuse_unusable
+from falcon_lab.files import about
 from falcon_lab.plugins.completing import completed
 from falcon_lab.plugins.foreign import CTRL_C, PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
@@ -73,6 +75,25 @@ class Components:
     def knows(self, kind: str, name: str) -> bool:
         """Whether some plug-in registered ``name``."""
         return any(c.kind == kind and name in (c.name, c.full_name) for c in self.components)
+
+    def brought(self, kind: str, name: str) -> Component | None:
+        """Return what a distribution brings of a kind of files by that name; None: none does.
+
+        Raises:
+            ConfigError: several do.
+            FalconLabError: the file is not there.
+        """
+        if not self.knows(kind, name):
+            return None
+        component = self.find(kind, name)
+        with about(component.path, "read"):
+            there = component.path.exists()
+        if not there:
+            raise FalconLabError(
+                f"{kind.replace('_', ' ')} {name!r}: {component.path} is missing, which "
+                f"{component.owner} should have brought; install {component.distribution} again"
+            )
+        return component
 
     def names(self, kind: str) -> list[str]:
         """List what is registered of a kind, each name once."""
@@ -350,6 +371,8 @@ def _builder(component: Component) -> Callable[..., Any]:
         FalconLabError: it is not there, or cannot be called.
     """
     named = component.build
+    if isinstance(named, Path):
+        raise TypeError(f"{component.kind} {component.name!r} is a file, which nobody builds")
     if not isinstance(named, str):
         return named
     what = f"{component.kind} {component.name!r} of {component.owner}"
