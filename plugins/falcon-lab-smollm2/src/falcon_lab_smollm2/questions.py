@@ -74,7 +74,7 @@ def calculation(draw: Random, patterns: dict[str, Any]) -> str:
     pattern = draw.choice(patterns["in_words" if draw.random() < 0.75 else "in_figures"])
     goods, share = draw.choice(patterns["goods"]), draw.choice(("half", "third", "quarter"))
     text = str(pattern).format(one=one, two=two, goods=goods, share=share, **numbers)
-    return text.replace(" a half of", " half of") + draw.choice(patterns["endings"])
+    return text.replace(" a half of", " half of") + str(draw.choice(patterns["endings"]))
 
 
 def talk(draw: Random, patterns: dict[str, Any]) -> str:
