@@ -337,3 +337,43 @@ def test_questions_are_texts_or_what_the_user_says_first(tmp_path: Path) -> None
     path.write_text('{"text": "?"}\n')
     with pytest.raises(FalconLabError, match=r"q\.jsonl"):
         read_questions(path)
+
+
+@pytest.mark.parametrize("batch_size", [2, 5, 16])
+def test_an_answer_begins_when_its_question_is_there_and_takes_its_place(
+    tmp_path: Path, batch_size: int
+) -> None:
+    """The target reads of its prompt what it has not written itself; a part never waits."""
+    target, read, side_by_side = chat_target(), [], []
+    reading, stepping = target.read, target.step_batch
+
+    def noted(prompt: Any, *rest: Any, **named: Any) -> Any:
+        read.append(len(prompt))
+        return reading(prompt, *rest, **named)
+
+    def counted(tokens: Any, *rest: Any, **named: Any) -> Any:
+        side_by_side.append(len(tokens))
+        return stepping(tokens, *rest, **named)
+
+    target.read, target.step_batch = noted, counted  # type: ignore[method-assign]
+    settings = replace(SHORT, sampled=0.5, part=16, batch_size=batch_size)
+    dialogist = Dialogist(target, ChatForm.of(target), settings)
+    made = dialogist.part(0, (), lambda tokens: None)
+    assert made.lines
+    # A header or what closes a question is read, and never a question.
+    assert max(read) <= 4
+    fewer = next(place for place, count in enumerate(side_by_side) if count < batch_size)
+    assert side_by_side[fewer:] == sorted(side_by_side[fewer:], reverse=True)
+
+
+def test_of_equal_questions_the_one_of_the_smallest_number_stays() -> None:
+    """Whichever is there first, which is another one in another batch."""
+    target, made = chat_target(seed=7), []
+    for batch_size in (1, 5, 16):
+        settings = replace(SHORT, temperature=0.01, part=16, batch_size=batch_size, answer_tokens=4)
+        dialogist = Dialogist(target, ChatForm.of(target), settings)
+        part = dialogist.part(0, (), lambda tokens: None)
+        assert part.lines
+        assert part.dropped["duplicate"] > 2
+        made.append((part.lines, part.dropped))
+    assert made[0] == made[1] == made[2]

@@ -47,8 +47,7 @@ def test_every_row_has_what_its_rule_gives_alone(rule: Any, temperature: float, 
         [rule] * len(rows),
         [tree for tree, _ in rows],
         [logits for _, logits in rows],
-        sampling,
-        generators,
+        [(sampling, generator) for generator in generators],
     )
     for place, ((tree, logits), ours) in enumerate(zip(rows, found, strict=True)):
         alone = rule(tree, logits, sampling, torch.Generator().manual_seed(seed + place))
@@ -64,7 +63,6 @@ def test_greedy_rows_are_waited_for_together() -> None:
             [Auto(None, CONTEXT)] * len(rows),
             [tree for tree, _ in rows],
             [logits for _, logits in rows],
-            Sampling(),
-            [torch.Generator()] * len(rows),
+            [(Sampling(), torch.Generator())] * len(rows),
         )
     assert seen == ["tolist"]

@@ -1,17 +1,18 @@
 """Dialogues that an instruct target writes itself: what a drafter should be trained on.
 
 Behind the header of a user's turn the target writes the question (as in Magpie, arXiv 2406.08464),
-and then the answer to it. Dialogues are numbered, everything random about one is seeded by (seed,
-number), and they are written in parts, each of which begins with empty caches and is appended to
-the file whole. So the file depends neither on when it was interrupted nor, but for rounding, on how
-many texts are written side by side.
+and then the answer to it, in the place of the question. Dialogues are numbered, everything random
+about one is seeded by (seed, number), and they are written in parts, each of which begins with
+empty caches and is appended to the file whole. So the file depends neither on when it was
+interrupted nor, but for rounding, on how many texts are written side by side.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from falcon_lab.data.dialogue_card import SHOWN, Card, Line, Statistics, Writer,
 from falcon_lab.data.dialogue_rules import UNREADABLE, EndOrLoop, KeptOut, fault_of, words
 from falcon_lab.data.documents import Document, chat_text, read_documents, read_jsonl
 from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.decoding.round import DecodedSequence
+from falcon_lab.decoding.stopping import begin
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import write_behind
 from falcon_lab.interfaces.vocabulary import special_tokens
@@ -40,6 +43,9 @@ OnText = Callable[[int], None]
 
 OnPart = Callable[[Card], None]
 """Called with the card of a file that has grown."""
+
+REREAD = 16
+"""Tokens that a question may have more when it is read in its prompt; with more it is too long."""
 
 _MARK = "\uf8f2"
 """Stands for the content of a message; of private use, so that no template writes it."""
@@ -153,12 +159,41 @@ def read_questions(path: Path) -> list[str]:
 
 @dataclass
 class Draft:
-    """A dialogue that is being written."""
+    """A dialogue that is being written.
+
+    Attributes:
+        number: among all that were begun.
+        question: what is asked.
+        prompt: all that the target reads before it answers.
+        question_tokens: that were written, or read of a given question.
+        given: whether the question was given.
+    """
 
     number: int
     question: str
+    prompt: list[int]
     question_tokens: int
     given: bool
+
+
+@dataclass
+class Texts:
+    """What was written of a part.
+
+    Attributes:
+        asked: number -> the question, or why it is left out.
+        answers: number -> the answer to it.
+    """
+
+    asked: dict[int, Draft | str] = field(default_factory=dict)
+    answers: dict[int, Generation] = field(default_factory=dict)
+    _first: dict[str, int] = field(default_factory=dict)
+
+    def is_first(self, key: str, number: int) -> bool:
+        """Return whether no question of a smaller number is known that is the same."""
+        first = min(number, self._first.get(key, number))
+        self._first[key] = first
+        return first == number
 
 
 @dataclass
@@ -212,6 +247,13 @@ class Dialogist:
             target.eos_ids, [form.closing] if form.closing else [], tokenizer
         )
         self._ends_answer = EndOrLoop(target.eos_ids, [], tokenizer)
+        most = len(form.prompt(_MARK)) + settings.question_tokens + REREAD
+        self._longest_prompt = min(most, target.max_positions - 1)
+        longest = max(
+            len(form.header) + settings.question_tokens,
+            self._longest_prompt + settings.answer_tokens,
+        )
+        self._longest = min(longest, target.max_positions)
 
     def facts(self) -> dict[str, Any]:
         """Return all that decides the dialogues, as plain values."""
@@ -232,36 +274,81 @@ class Dialogist:
             seen: keys of all questions and answers that are in the file (``keys_of``).
             on_text: called as answers are written.
         """
-        made = Part()
         size = self.settings.part
-        drafts = self._questions(range(number * size, (number + 1) * size), made, seen)
-        answers = dict(self._answers(drafts, on_text))
+        numbers = range(number * size, (number + 1) * size)
+        texts, made = self._texts(numbers, seen, on_text), Part()
+        drafts = [
+            draft
+            for n in numbers
+            if (draft := self._taken(texts.asked[n], made)) is not None
+            and self._is_new(draft.question, "question", made, seen)
+        ]
         for draft in drafts:
-            line = self._line(draft, answers[draft.number], made, seen)
+            line = self._line(draft, texts.answers[draft.number], made, seen)
             if line is not None:
                 made.lines.append(line)
         return made
 
-    # --- questions --------------------------------------------------------------------------
+    # --- what is written --------------------------------------------------------------------
 
-    def _questions(self, numbers: Sequence[int], made: Part, seen: Collection[str]) -> list[Draft]:
-        """Return the questions of a part that are left after all rules, in their order."""
-        given = {n: text for n in numbers if (text := self._given_at(n)) is not None}
-        asked = [n for n in numbers if n not in given]
-        header = self._form.header
-        texts = self._write(
-            {n: header for n in asked}, self._ends_question, "question", sampled=True
-        )
-        written = dict(texts)
-        drafts = []
+    @torch.inference_mode()
+    def _texts(self, numbers: Sequence[int], seen: Collection[str], on_text: OnText) -> Texts:
+        """Write the texts of a part, side by side: an answer as soon as its question is there.
+
+        It takes its question's place, of which it is a continuation. Which of two equal questions
+        is the duplicate is known by their numbers alone, so that now and then one is answered that
+        is dropped in the end.
+        """
+        texts, waiting = Texts(), deque[DecodedSequence]()
         for number in numbers:
-            if number in given:
-                draft = self._given_draft(number, given[number], made)
+            given = self._given_at(number)
+            if given is None:
+                waiting.append(self._sequence(number, "question", self._form.header))
             else:
-                draft = self._written_draft(number, written[number], made)
-            if draft is not None and self._is_new(draft.question, "question", made, seen):
-                drafts.append(draft)
-        return drafts
+                waiting.extend(self._asked(number, self._given_draft(number, given), texts, seen))
+        batch_size = self.settings.batch_size
+        for ended in self._engine.decode(waiting, batch_size, longest=self._longest):
+            number, written = ended.number, ended.generation()
+            if number in texts.asked:
+                texts.answers[number] = written
+                on_text(len(written.tokens))
+            else:
+                draft = self._written_draft(number, written)
+                waiting.extendleft(self._asked(number, draft, texts, seen))
+        return texts
+
+    def _asked(
+        self, number: int, draft: Draft | str, texts: Texts, seen: Collection[str]
+    ) -> list[DecodedSequence]:
+        """Note a question, or why it is none; return its answer, if it may have one."""
+        texts.asked[number] = draft
+        if isinstance(draft, str) or self.kept_out.hit(draft.question) is not None:
+            return []
+        key = _key("question", draft.question)
+        if key in seen or not texts.is_first(key, number):
+            return []
+        return [self._sequence(number, "answer", draft.prompt)]
+
+    def _sequence(self, number: int, what: str, prompt: list[int]) -> DecodedSequence:
+        """Return a text that is to be written."""
+        settings, device = self.settings, self.target.device
+        answers = what == "answer"
+        greedy = answers and not self._is_sampled(number)
+        transcript = begin(
+            prompt,
+            settings.answer_tokens if answers else settings.question_tokens,
+            self.target.max_positions,
+            self._ends_answer if answers else self._ends_question,
+        )
+        return DecodedSequence(
+            number,
+            torch.tensor(prompt, device=device),
+            transcript,
+            Sampling(0.0 if greedy else settings.temperature),
+            torch.Generator(device).manual_seed(_seed(settings.seed, number, what)),
+        )
+
+    # --- questions --------------------------------------------------------------------------
 
     def _given_at(self, number: int) -> str | None:
         """Return the given question of a number: they are spread evenly, each asked once."""
@@ -271,29 +358,41 @@ class Dialogist:
             return None
         return self._given[place]
 
-    def _given_draft(self, number: int, text: str, made: Part) -> Draft | None:
+    def _given_draft(self, number: int, text: str) -> Draft | str:
+        """Return a question that was given, or why it is left out."""
         text = text.strip()
         tokens = _encoded(text, self._form.tokenizer)
         if not words(text):
-            made.drop("empty")
-        elif len(tokens) > self.settings.question_tokens:
-            made.drop("long")
-        elif not self._special.isdisjoint(tokens):
-            made.drop("broken")
-        else:
-            return Draft(number, text, len(tokens), given=True)
-        return None
+            return "empty"
+        if len(tokens) > self.settings.question_tokens:
+            return "long"
+        if not self._special.isdisjoint(tokens):
+            return "broken"
+        return self._draft(number, text, len(tokens), given=True)
 
-    def _written_draft(self, number: int, written: Generation, made: Part) -> Draft | None:
+    def _written_draft(self, number: int, written: Generation) -> Draft | str:
+        """Return a question that the target has written, or why it is left out."""
         tokens = _without_end(written.tokens, self._ends_question)
         text = self._ends_question.text(tokens).strip()
-        reason = fault_of(text, tokens, self._special)
-        if reason is None and written.finish in ("length", "context"):
-            reason = "long"
-        if reason is not None:
-            made.drop(reason)
-            return None
-        return Draft(number, text, len(written.tokens), given=False)
+        if (reason := fault_of(text, tokens, self._special)) is not None:
+            return reason
+        if written.finish in ("length", "context"):
+            return "long"
+        return self._draft(number, text, len(written.tokens), given=False)
+
+    def _draft(self, number: int, question: str, tokens: int, *, given: bool) -> Draft | str:
+        prompt = self._form.prompt(question)
+        if len(prompt) > self._longest_prompt:
+            return "long"
+        return Draft(number, question, prompt, tokens, given)
+
+    @staticmethod
+    def _taken(draft: Draft | str, made: Part) -> Draft | None:
+        """Return a question; where there is none, count why."""
+        if isinstance(draft, Draft):
+            return draft
+        made.drop(draft)
+        return None
 
     def _is_new(self, text: str, what: str, made: Part, seen: Collection[str]) -> bool:
         """Return whether a text is neither a duplicate nor an evaluation's."""
@@ -308,17 +407,6 @@ class Dialogist:
         return True
 
     # --- answers ----------------------------------------------------------------------------
-
-    def _answers(
-        self, drafts: Sequence[Draft], on_text: OnText
-    ) -> Iterator[tuple[int, Generation]]:
-        """Yield every question's number and answer."""
-        prompts = {draft.number: self._form.prompt(draft.question) for draft in drafts}
-        for sampled in (False, True):
-            chosen = {n: p for n, p in prompts.items() if self._is_sampled(n) is sampled}
-            for number, answer in self._write(chosen, self._ends_answer, "answer", sampled=sampled):
-                on_text(len(answer.tokens))
-                yield number, answer
 
     def _is_sampled(self, number: int) -> bool:
         return _seed(self.settings.seed, number, "sampled") / _SEEDS < self.settings.sampled
@@ -346,28 +434,6 @@ class Dialogist:
             self._is_sampled(draft.number),
             answer.finish,
         )
-
-    def _write(
-        self, prompts: Mapping[int, list[int]], stop: EndOrLoop, what: str, *, sampled: bool
-    ) -> Iterator[tuple[int, Generation]]:
-        """Continue prompts side by side; yield each one's number and text as it ends."""
-        if not prompts:
-            return
-        settings, device = self.settings, self.target.device
-        numbers = list(prompts)
-        draws = [
-            torch.Generator(device).manual_seed(_seed(settings.seed, n, what)) for n in numbers
-        ]
-        found = self._engine.stream(
-            [torch.tensor(prompts[n], device=device) for n in numbers],
-            batch_size=settings.batch_size,
-            max_new_tokens=getattr(settings, f"{what}_tokens"),
-            sampling=Sampling(settings.temperature if sampled else 0.0),
-            generators=draws,
-            stop=stop,
-        )
-        for place, generation in found:
-            yield numbers[place], generation
 
 
 def keys_of(line: Line) -> set[str]:

@@ -51,12 +51,11 @@ def accept(
     rules: Sequence[AcceptanceRule],
     trees: Sequence[TokenTree],
     logits: Sequence[Tensor],
-    sampling: Sampling,
-    generators: Sequence[torch.Generator],
+    draws: Sequence[tuple[Sampling, torch.Generator]],
 ) -> list[Accepted]:
     """Let every sequence's rule accept a path of its tree; ``[N, V]`` logits each."""
     decided = []
-    for rule, tree, of_tree, generator in zip(rules, trees, logits, generators, strict=True):
+    for rule, tree, of_tree, (sampling, generator) in zip(rules, trees, logits, draws, strict=True):
         found = _decide(rule, tree, of_tree, sampling, generator)
         on_path = tree.tokens.index_select(0, found.path)
         decided.append(torch.cat((found.path, on_path, found.next_token[None])))

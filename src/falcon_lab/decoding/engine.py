@@ -67,9 +67,7 @@ class Engine(ABC):
         """Most positions that a round needs beyond the text."""
 
     @abstractmethod
-    def rounds(
-        self, sequences: TargetSequences, count: int, length: int, sampling: Sampling
-    ) -> Rounds:
+    def rounds(self, sequences: TargetSequences, count: int, length: int) -> Rounds:
         """Make what is done round by round for ``count`` sequences of up to ``length`` tokens."""
 
     @abstractmethod
@@ -107,8 +105,8 @@ class Engine(ABC):
                 no memory for its keys and values.
         """
         transcript = begin(prompt, max_new_tokens, self.target.max_positions, stop)
-        sequence = DecodedSequence(0, prompt, transcript, generator, on_round)
-        for _ in self.decode([sequence], 1, sampling):
+        sequence = DecodedSequence(0, prompt, transcript, sampling, generator, on_round)
+        for _ in self.decode(deque([sequence]), 1):
             pass
         return sequence.generation()
 
@@ -164,22 +162,32 @@ class Engine(ABC):
         """
         if batch_size < 1:
             raise FalconLabError(f"a batch has at least one sequence, not {batch_size}")
-        waiting = [
-            DecodedSequence(
-                number, prompt, begin(prompt, max_new_tokens, self.target.max_positions, stop), own
-            )
-            for number, (prompt, own) in enumerate(zip(prompts, generators, strict=True))
-        ]
-        for sequence in self.decode(waiting, batch_size, sampling):
+        waiting = deque[DecodedSequence]()
+        for number, (prompt, own) in enumerate(zip(prompts, generators, strict=True)):
+            transcript = begin(prompt, max_new_tokens, self.target.max_positions, stop)
+            waiting.append(DecodedSequence(number, prompt, transcript, sampling, own))
+        for sequence in self.decode(waiting, batch_size):
             yield sequence.number, sequence.generation()
 
     def decode(
-        self, waiting: Sequence[DecodedSequence], batch_size: int, sampling: Sampling
+        self, waiting: deque[DecodedSequence], batch_size: int, *, longest: int | None = None
     ) -> Iterator[DecodedSequence]:
-        """Decode sequences, at most ``batch_size`` at a time; yield each when it has ended."""
+        """Decode sequences side by side; yield each when it has ended.
+
+        Args:
+            waiting: in their order; empty in the end. Whoever is given a sequence may add others
+                before going on, of which the first one is read into the place that is free now.
+            batch_size: B, most sequences at a time; no more than wait at the beginning.
+            longest: tokens of a text at the most, its prompt counted; None: of those that wait.
+
+        Raises:
+            FalconLabError: there is no memory for so many sequences of this length.
+        """
         if not waiting:
             return
-        places = _Places(self, deque(waiting), min(batch_size, len(waiting)), sampling)
+        if longest is None:
+            longest = max(len(one.prompt) + one.transcript.remaining for one in waiting)
+        places = _Places(self, waiting, min(batch_size, len(waiting)), longest)
         while places.sequences:
             yield from places.take_ended()
             places.run_round()
@@ -208,13 +216,12 @@ class _Places:
     """The sequences in use, by place, and those that wait for one."""
 
     def __init__(
-        self, engine: Engine, waiting: deque[DecodedSequence], count: int, sampling: Sampling
+        self, engine: Engine, waiting: deque[DecodedSequence], count: int, longest: int
     ) -> None:
-        longest = max(len(one.prompt) + one.transcript.remaining for one in waiting)
         engine.check_memory(count, longest)
         self._clock = PhaseClock.on(engine.target.device)
         self._target = target_sequences(engine.target, count, longest + engine.max_nodes)
-        self._rounds = engine.rounds(self._target, count, longest, sampling)
+        self._rounds = engine.rounds(self._target, count, longest)
         self._waiting = waiting
         self.sequences: list[DecodedSequence] = []
         for place in range(count):
@@ -304,9 +311,7 @@ class SpeculativeEngine(Engine):
         """Whether the output is the target's own."""
         return self.rule.lossless
 
-    def rounds(
-        self, sequences: TargetSequences, count: int, length: int, sampling: Sampling
-    ) -> Rounds:
+    def rounds(self, sequences: TargetSequences, count: int, length: int) -> Rounds:
         """Make speculative rounds; one sequence has the engine's own components, others copies."""
         parts = [Components(self.tree_builder, self.rule, self.controller)]
         if count > 1:
@@ -318,7 +323,6 @@ class SpeculativeEngine(Engine):
             self.drafter,
             sequences_of(self.drafter, count, length, self.tree_builder),
             parts,
-            sampling=sampling,
             chunk=self.decoding.prefill_chunk,
         )
 

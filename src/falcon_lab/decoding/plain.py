@@ -31,7 +31,7 @@ class PlainEngine(Engine):
     Args:
         target: the model.
         decoding: how to run it; None: the defaults.
-        shares_beginnings: do not read again what a prompt has in common with the one before it in
+        shares_beginnings: do not read again what a prompt has in common with the text before it in
             its place. Off where speed is compared, as a drafter must see every prompt whole.
     """
 
@@ -49,13 +49,11 @@ class PlainEngine(Engine):
         self.decoding = decoding or DecodingConfig()
         self._shares_beginnings = shares_beginnings
 
-    def rounds(
-        self, sequences: TargetSequences, count: int, length: int, sampling: Sampling
-    ) -> Rounds:
+    def rounds(self, sequences: TargetSequences, count: int, length: int) -> Rounds:
         """Make rounds of one step."""
         shares = self._shares_beginnings and count > 1
         chunk = self.decoding.prefill_chunk
-        return PlainRounds(self.target, sequences, sampling, chunk, shares_beginnings=shares)
+        return PlainRounds(self.target, sequences, chunk, shares_beginnings=shares)
 
     def drafter_bytes(self, length: int) -> int:
         """Return 0: nothing is drafted."""
@@ -68,7 +66,6 @@ class PlainRounds:
     Args:
         target: the model.
         sequences: its passes over all of them.
-        sampling: how tokens are drawn.
         chunk: tokens of a prompt that are read in one pass.
         shares_beginnings: as of ``PlainEngine``.
     """
@@ -77,29 +74,35 @@ class PlainRounds:
         self,
         target: Target,
         sequences: TargetSequences,
-        sampling: Sampling,
         chunk: int,
         *,
         shares_beginnings: bool = False,
     ) -> None:
         self._target = target
         self._sequences = sequences
-        self._sampling = sampling
         self._chunk = chunk
         self._shares_beginnings = shares_beginnings
-        self._read: dict[int, Tensor] = {}  # place -> the prompt that its memory begins with
+        self._read: dict[int, DecodedSequence] = {}  # place -> whose text is in its memory
 
     def admit(self, place: int, sequence: DecodedSequence, cache: KVCache) -> None:
         """Read a new sequence's prompt, and draw its root."""
         prompt = sequence.prompt
         if self._shares_beginnings:
-            kept = common_beginning(prompt[:-1], self._read.get(place, prompt[:0]))
-            self._read[place] = prompt
+            kept = self._kept(place, prompt[:-1])
+            self._read[place] = sequence
             cache.resume(kept)
             prompt = prompt[kept:]
         passes = self._target.read(prompt, cache, chunk=self._chunk)
         output = deque(passes, maxlen=1).pop()  # the last one's logits are all that is wanted
-        sequence.root = self._sampling.draw(output.logits[-1], sequence.generator)
+        sequence.root = sequence.draw(output.logits[-1])
+
+    def _kept(self, place: int, prompt: Tensor) -> int:
+        """Return how many tokens of a prompt a place's memory begins with."""
+        if (before := self._read.get(place)) is None:
+            return 0
+        # The newest token of a text was never read.
+        written = prompt.new_tensor(before.transcript.tokens[:-1])
+        return common_beginning(prompt, torch.cat((before.prompt, written)))
 
     def move(self, source: int, goal: int) -> None:
         """Move what is known of a place's memory, which has moved."""
@@ -123,15 +126,18 @@ class PlainRounds:
             if sequence.on_round is not None:
                 sequence.on_round(added, 0, None, None)
 
-    def _draw(self, logits: Tensor, sequences: Sequence[DecodedSequence]) -> Tensor:
-        """Draw a token of every sequence with its own generator: ``[B, V]`` -> ``[B]``."""
-        if self._sampling.greedy:
-            return most_likely(logits)
-        draws = [
-            self._sampling.draw(of_one, sequence.generator)
-            for of_one, sequence in zip(logits, sequences, strict=True)
-        ]
-        return torch.stack(draws)
+    @staticmethod
+    def _draw(logits: Tensor, sequences: Sequence[DecodedSequence]) -> Tensor:
+        """Draw a token of every sequence in its own way: ``[B, V]`` -> ``[B]``."""
+        sampled = [place for place, one in enumerate(sequences) if not one.sampling.greedy]
+        if len(sampled) == len(sequences):
+            return torch.stack(
+                [one.draw(of_one) for one, of_one in zip(sequences, logits, strict=True)]
+            )
+        roots = most_likely(logits)
+        for place in sampled:
+            roots[place] = sequences[place].draw(logits[place])
+        return roots
 
 
 def common_beginning(first: Tensor, second: Tensor) -> int:
@@ -157,13 +163,13 @@ def continue_texts(
         Each prompt's number, and the prompt with what follows it, as soon as it has ended.
     """
     stop, draws = StopCondition(target.eos_ids), torch.Generator(target.device)
-    waiting = []
+    waiting = deque[DecodedSequence]()
     for number, text in enumerate(prompts):
         if len(text) < length:
             prompt = torch.tensor(text, device=target.device)
             transcript = begin(prompt, length - len(text), target.max_positions, stop)
-            waiting.append(DecodedSequence(number, prompt, transcript, draws))
+            waiting.append(DecodedSequence(number, prompt, transcript, Sampling(), draws))
         else:
             yield number, list(text)
-    for ended in PlainEngine(target).decode(waiting, batch_size, Sampling()):
+    for ended in PlainEngine(target).decode(waiting, batch_size):
         yield ended.number, [*prompts[ended.number], *ended.transcript.tokens]

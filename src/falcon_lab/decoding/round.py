@@ -42,6 +42,7 @@ class DecodedSequence:
         number: of its prompt.
         prompt: ``[P]`` long.
         transcript: what was written so far.
+        sampling: how its tokens are drawn.
         generator: the source of its randomness.
         on_round: called with every round's tokens, and with the first one.
         root: 0-d long, the newest token, not yet read by the target.
@@ -52,6 +53,7 @@ class DecodedSequence:
     number: int
     prompt: Tensor
     transcript: Transcript
+    sampling: Sampling
     generator: torch.Generator
     on_round: OnRound | None = None
     root: Tensor = field(init=False)
@@ -62,6 +64,10 @@ class DecodedSequence:
     def ended(self) -> bool:
         """Whether its text is complete."""
         return self.transcript.finish is not None
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw what follows from its ``[V]`` logits: 0-d long."""
+        return self.sampling.draw(logits, self.generator)
 
     def add(self, tokens: list[int]) -> list[int]:
         """Add plainly decoded tokens; return those that are in the text."""
@@ -119,7 +125,6 @@ class SpeculativeRounds:
         drafter: whose needs hold.
         drafts: its side of the sequences.
         parts: the other components of every place.
-        sampling: how tokens are drawn.
         chunk: tokens of a prompt that are read in one pass.
     """
 
@@ -131,7 +136,6 @@ class SpeculativeRounds:
         drafts: DraftSequences,
         parts: list[Components],
         *,
-        sampling: Sampling,
         chunk: int,
     ) -> None:
         self._target = target
@@ -140,7 +144,6 @@ class SpeculativeRounds:
         self._drafts = drafts
         self._own = drafts.drafters if isinstance(drafts, OneByOne) else ()
         self._parts = parts
-        self._sampling = sampling
         self._chunk = chunk
 
     def admit(self, place: int, sequence: DecodedSequence, cache: KVCache) -> None:
@@ -156,7 +159,7 @@ class SpeculativeRounds:
             first, left = len(prompt) - left + 1, left - len(output.features)
             known = prompt[first : len(prompt) - left + 1]
             if not left:
-                sequence.root = self._sampling.draw(output.logits[-1], sequence.generator)
+                sequence.root = sequence.draw(output.logits[-1])
                 known = torch.cat((known, sequence.root[None]))
             self._drafts.observe(place, observation(self._drafter, known, output, remaining=left))
 
@@ -175,9 +178,9 @@ class SpeculativeRounds:
         clock.lap("verify")
 
         logits = [output.logits for output in outputs]
-        draws = [sequence.generator for sequence in sequences]
         rules = [part.rule for part in self._parts[: len(trees)]]
-        accepted = accept(rules, trees, logits, self._sampling, draws)
+        draws = [(sequence.sampling, sequence.generator) for sequence in sequences]
+        accepted = accept(rules, trees, logits, draws)
         kept = [
             sequence.transcript.extend(one.listed)
             for sequence, one in zip(sequences, accepted, strict=True)
@@ -208,7 +211,7 @@ class SpeculativeRounds:
         frontiers: dict[int, Frontier] = {}
         for place, sequence in enumerate(sequences):
             budget = at_most(self._parts[place].controller.budget(), depth=_room(sequence))
-            context = RoundContext(sequence.root, budget, self._sampling, sequence.generator)
+            context = RoundContext(sequence.root, budget, sequence.sampling, sequence.generator)
             if (frontier := self._parts[place].builder.start(context)) is not None:
                 frontiers[place] = frontier
         passes = [0] * len(sequences)

@@ -101,7 +101,7 @@ class Transcript:
 
 
 def begin(
-    prompt: Tensor, max_new_tokens: int, max_positions: int, stop: StopCondition
+    prompt: Tensor | Sequence[int], max_new_tokens: int, max_positions: int, stop: StopCondition
 ) -> Transcript:
     """Return the empty transcript of a prompt's continuation; the prompt is ``[P]`` long.
 
