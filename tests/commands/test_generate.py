@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from falcon_lab.cli import main
-from falcon_lab.commands.decode import Stream, summary
+from falcon_lab.commands.answering import Stream, summary
 from falcon_lab.decoding.generation import Generation, Round, Seconds
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.plugins.discovery import load_components

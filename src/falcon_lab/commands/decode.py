@@ -1,11 +1,10 @@
-"""``generate`` and ``check``: one prompt decoded before one's eyes, and a test of losslessness."""
+"""``generate`` and ``check``: text decoded before one's eyes, and a test of losslessness."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,132 +21,104 @@ from falcon_lab.commands.arguments import (
     settings,
     wants_color,
 )
+from falcon_lab.commands.chat import LONGEST_ANSWER, Chat, talk
+from falcon_lab.commands.streams import stdin_text
 from falcon_lab.config.saved import decoding_experiment, method_of, names_a_drafter
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_text
 
 if TYPE_CHECKING:
-    from falcon_lab.decoding.generation import Generation
-    from falcon_lab.decoding.stopping import StopCondition
-    from falcon_lab.interfaces import Acceptance
     from falcon_lab.measure.engines import Setup
-    from falcon_lab.tree import TokenTree
 
 engine_settings = settings("target", "tree", "temperature", "max_new_tokens", "seed")
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer writes for a character of which some bytes are still to come."""
-
-
-class Stream:
-    """Write tokens as text, as soon as they are whole characters.
-
-    Attributes:
-        seconds: time spent here, which is not decoding's.
-    """
-
-    def __init__(self, stop: StopCondition, *, color: bool) -> None:
-        self.seconds = 0.0
-        self._stop, self._color = stop, color
-        self._tokens: list[int] = []
-        self._written = 0
-
-    def on_round(
-        self, tokens: list[int], drafted: int, tree: TokenTree | None, accepted: Acceptance | None
-    ) -> None:
-        """Write a round's tokens: first the ``drafted`` ones, then the target's own."""
-        from falcon_lab.timing import Stopwatch
-
-        with Stopwatch() as watch:
-            self._write(tokens[:drafted], drafted=True)
-            self._write(tokens[drafted:], drafted=False)
-            sys.stdout.flush()
-        self.seconds += watch.wall
-
-    def finish(self) -> None:
-        """Write what was buffered, and end the line."""
-        text = self._stop.text(self._tokens)
-        click.echo(text[self._written :])
-
-    def _write(self, tokens: list[int], *, drafted: bool) -> None:
-        self._tokens += tokens
-        text = self._stop.text(self._tokens)
-        new = text[self._written :]
-        if not tokens or not new or new.endswith(UNFINISHED):
-            return
-        self._written = len(text)
-        styled = click.style(new, fg="green") if drafted and self._color else new
-        click.echo(styled, nl=False, color=self._color)
 
 
 @click.command(context_settings=OVERRIDABLE)
 @engine_settings
 @drafter_option
-@click.option("--prompt", help="The text to continue; read from stdin when left out.")
+@click.option("--prompt", help="The text to continue, or the first turn of a chat.")
+@click.option("--chat", "chats", is_flag=True, help="Chat, a turn a line, with what was said.")
+@click.option("--system", help="The system message, where the target's chat template has one.")
 @no_color_option(help="Do not colour accepted draft tokens.")
 @overrides_argument
 def generate(
     drafter: str | None,
     prompt: str | None,
+    chats: bool,
+    system: str | None,
     no_color: bool,
     overrides: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Continue a prompt as it is decoded, accepted draft tokens coloured, speed and τ at the end.
+    """Continue a prompt, or chat, accepted draft tokens coloured, with speed and τ below.
 
     Without --drafter, decode plainly, or with the training-free drafter of drafter.name=NAME.
-    Other options are overrides of a configuration, such as tree.depth=6 or evaluation.top_p=0.9.
+    Without --prompt, a terminal gets a chat where the target has a chat template; else all of stdin
+    is the prompt. Other options are overrides of a configuration, such as tree.depth=6 or
+    evaluation.top_p=0.9.
     """
-    experiment = decoding_experiment(drafter, overrides_of(options, overrides))
-    text = check_text(prompt, "--prompt") if prompt is not None else prompt_from_stdin()
-    if not text.strip():
-        raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
+    given = overrides_of(options, overrides)
+    experiment = decoding_experiment(drafter, given)
+    text = None if prompt is None else some_text(prompt, "--prompt")
+    if text is None and not chats and not sys.stdin.isatty():
+        text = some_text(stdin_text(sys.stdin.read), "standard input")
+    if system is not None:
+        check_text(system, "--system")
 
-    from falcon_lab.timing import Stopwatch
+    from falcon_lab.commands.answering import Answering
+    from falcon_lab.measure.conversation import conversation, has_chat_template
 
-    experiment.evaluation.prompts.texts = [text]
+    experiment.evaluation.prompts.texts = [text or GREETING]
     choose_method(experiment, drafter, overrides)
-    setup = load(experiment)
-    engine = setup.methods().engines.get(DRAFTER) or setup.plain()
-    [encoded] = setup.prompts()
-    stream = Stream(setup.stop, color=wants_color(no_color))
-    with Stopwatch(setup.target.device) as watch:
-        generation = setup.answer(engine, encoded, on_round=stream.on_round)
-    stream.finish()
-    progress(summary(generation, watch.wall - stream.seconds))
-    if not engine.lossless:
+    setup = load(experiment, check=check_stand_in)
+    target = setup.target
+    templated = has_chat_template(target.tokenizer)
+    chats = chats or (text is None and templated)
+    if (chats or system is not None) and not templated:
+        option = "--chat" if chats else "--system"
+        raise FalconLabError(
+            f"{option}: {target.name} has no chat template; leave {option} out, or take a target "
+            "that is made to answer"
+        )
+    answering = Answering(setup, color=wants_color(no_color))
+    if not answering.lossless:
         progress("the acceptance rule is lossy: this is not the target's own text")
+    if chats:
+        experiment.evaluation.max_new_tokens = chat_length(drafter, given)
+        beginning = conversation(target, system)
+        talk(Chat(answering, beginning, experiment.evaluation.max_new_tokens), text)
+        return
+    if text is None:
+        progress("reading the prompt from the terminal; end it with Ctrl-D")
+        text = some_text(stdin_text(sys.stdin.read), "standard input")
+    answering.answer(conversation(target, system, text))
 
 
-def prompt_from_stdin() -> str:
-    """Return all that stdin has, and say at a terminal that it is waited for.
+GREETING = "Hello"
+"""Stands for what is not asked yet, where a stand-in of the target is tried."""
+
+
+def some_text(text: str, where: str) -> str:
+    """Return a text that can be encoded and is not empty.
 
     Raises:
-        FalconLabError: it is no text.
+        FalconLabError: it is neither.
     """
-    if sys.stdin.isatty():
-        progress("reading the prompt from the terminal; end it with Ctrl-D")
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise FalconLabError(
-            f"standard input: byte {error.start + 1} of the prompt is no {error.encoding}; send "
-            "text as UTF-8"
-        ) from error
-    return check_text(text, "standard input")
+    if not check_text(text, where).strip():
+        raise FalconLabError("the prompt is empty; give --prompt TEXT or pipe one in")
+    return text
 
 
-def summary(generation: Generation, seconds: float) -> str:
-    """Return speed and τ in a line: all tokens over all seconds, those of the prompt too."""
-    tokens, rounds = len(generation.tokens), generation.rounds
-    line = f"[{tokens} tokens in {seconds:.3g} s ({generation.seconds.prefill:.3g} s of prefill): "
-    line += f"{tokens / max(seconds, 1e-9):.1f} tokens/s, ended by {generation.finish}"
-    if any(each.nodes for each in rounds):
-        emitted = sum(each.emitted for each in rounds) / len(rounds)
-        accepted = sum(each.accepted for each in rounds) / len(rounds)
-        line += f", τ {emitted:.2f} with the bonus token, {accepted:.2f} without"
-    return line + "]"
+def chat_length(drafter: str | None, given: Sequence[str]) -> int:
+    """Return how many tokens an answer of a chat may have."""
+    return decoding_experiment(drafter, [LONGEST_ANSWER, *given]).evaluation.max_new_tokens
+
+
+def check_stand_in(setup: Setup) -> None:
+    """Check what is to come, where the target must be trained first; else it comes at once."""
+    if setup.stands_in:
+        setup.check()
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -183,7 +154,7 @@ def check(
     if not config.methods:
         raise FalconLabError("name the drafter to check: --drafter DIR or drafter.name=NAME")
     sampled_at = config.temperature or 1.0
-    setup = load(experiment, temperatures=(0.0, sampled_at))
+    setup = load(experiment, check=lambda setup: setup.check(temperatures=(0.0, sampled_at)))
     engine, plain, target = setup.methods().engines[DRAFTER], setup.plain(), setup.target
     tokens = [prompt.tokens([]) for prompt in setup.prompts()]
     stop, sampling = setup.stop, setup.sampling
@@ -208,17 +179,16 @@ def check(
     click.get_current_context().exit(0 if lossless else 1)
 
 
-def load(experiment: Experiment, temperatures: Sequence[float] | None = None) -> Setup:
-    """Load the experiment's target, trained first where it is built in; all is checked before.
+def load(experiment: Experiment, check: Callable[[Setup], object]) -> Setup:
+    """Load the experiment's target, trained first where it is built in.
 
     Args:
         experiment: with the methods that are used.
-        temperatures: at which they decode; None: the experiment's.
+        check: of what is to come, before anything is trained.
     """
     from falcon_lab.measure.engines import Setup
     from falcon_lab.plugins.discovery import load_components
 
-    check = partial(Setup.check, temperatures=temperatures)
     return Setup.load(experiment, load_components(), progress, check)
 
 

@@ -78,6 +78,41 @@ def ending_signals_raised(say: Callable[[Ended], None]) -> Iterator[None]:
         receiver.end()
 
 
+@contextmanager
+def interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C end nothing inside the block; what is yielded tells whether it was pressed.
+
+    Pressed once more, it ends the command as outside. Where it is ignored, it stays so.
+    """
+    noted = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or before in (signal.SIG_IGN, None):
+        yield noted.is_set
+        return
+    since = 0.0
+
+    def restore() -> None:
+        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal since
+        if not noted.is_set():
+            since = time.monotonic()
+            noted.set()
+        elif time.monotonic() - since > REPEATED:
+            restore()
+            signal.raise_signal(number)
+
+    wakeup = signal.set_wakeup_fd(-1)  # by which a thread waits for the end of the command
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted.is_set
+    finally:
+        restore()
+
+
 class _Receiver:
     """Raises ``Ended`` at the first signal, and sees to it that the process does end.
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Callable
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import check_text
 
 STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 READER_LEFT = 141
@@ -23,6 +27,22 @@ def make_streams_safe() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
         elif mode == "w" and getattr(stream, "errors", "") == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def stdin_text(read: Callable[[], str]) -> str:
+    """Return what ``read`` has from stdin.
+
+    Raises:
+        FalconLabError: it is no text.
+    """
+    try:
+        text = read()
+    except UnicodeDecodeError as error:
+        raise FalconLabError(
+            f"standard input: byte {error.start + 1} of the prompt is no {error.encoding}; send "
+            "text as UTF-8"
+        ) from error
+    return check_text(text, "standard input")
 
 
 def reader_left() -> bool:

@@ -6,7 +6,7 @@ Shapes: P prompt tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from falcon_lab.errors import FalconLabError, one_line
 
 if TYPE_CHECKING:
     from falcon_lab.data.heldout import Prompt
+    from falcon_lab.model.target import Target
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class EncodedPrompt:
             answers are simply joined.
         device: where the tokens are wanted.
         longest: tokens that the target reads at the most; None does not check.
+        system: what a chat template is given before the first turn; None: nothing.
     """
 
     id: str
@@ -41,6 +43,7 @@ class EncodedPrompt:
     chat: bool = False
     device: torch.device | str = "cpu"
     longest: int | None = None
+    system: str | None = None
 
     def tokens(self, answers: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return all that the target reads before it answers turn ``len(answers)``, ``[P]`` long.
@@ -68,7 +71,8 @@ class EncodedPrompt:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _chat(self, answers: Sequence[Sequence[int]]) -> list[int]:
-        messages = []
+        system = self.system
+        messages = [] if system is None else [{"role": "system", "content": system}]
         for turn, answer in zip(self.turns, answers, strict=False):
             messages.append({"role": "user", "content": turn})
             messages.append({"role": "assistant", "content": self.text(answer)})
@@ -95,6 +99,36 @@ class EncodedPrompt:
         return ids
 
 
+def has_chat_template(tokenizer: Any) -> bool:
+    """Return whether turns can go through a template of the tokenizer's."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def conversation(target: Target, system: str | None = None, *turns: str) -> EncodedPrompt:
+    """Return a conversation with a target, through its chat template where it has one.
+
+    Args:
+        target: what answers.
+        system: what it is told before the first turn; None: what its template says.
+        turns: what the user has said so far.
+
+    Raises:
+        FalconLabError: its chat template refuses a system message, or leaves it out.
+    """
+    chat, longest = has_chat_template(target.tokenizer), target.max_positions
+    plain = EncodedPrompt("yours", "own", turns, target.tokenizer, chat, target.device, longest)
+    if system is None:
+        return plain
+    told = replace(plain, system=system)
+    tried = [replace(one, turns=("a",), longest=None).tokens([]) for one in (plain, told)]
+    if tried[0].tolist() == tried[1].tolist():
+        raise FalconLabError(
+            f"the chat template of {target.name} leaves a system message out; say it in the first "
+            "turn"
+        )
+    return told
+
+
 def encode_prompts(
     prompts: Sequence[Prompt],
     tokenizer: Any,
@@ -117,7 +151,7 @@ def encode_prompts(
             is too long.
     """
     if chat is None:
-        chat = bool(getattr(tokenizer, "chat_template", None))
+        chat = has_chat_template(tokenizer)
     seen: set[str] = set()
     for prompt in prompts:
         if not prompt.turns:

@@ -364,15 +364,17 @@ class Setup:
         engine: Any,
         prompt: EncodedPrompt | EncodedBit,
         *,
+        answers: Sequence[Sequence[int]] = (),
         tokens: int | None = None,
         config: EvaluationConfig | None = None,
         **options: Any,
     ) -> Generation:
-        """Let an engine answer the first turn of a prompt once, outside a measurement.
+        """Let an engine answer a turn of a prompt once, outside a measurement.
 
         Args:
             engine: answers.
             prompt: what to.
+            answers: to the turns before it.
             tokens: most new ones, where that is fewer than usual.
             config: lengths, sampling and seed; None: the experiment's.
             **options: further arguments of ``engine.generate``.
@@ -380,7 +382,7 @@ class Setup:
         config = config or self.experiment.evaluation
         limit = config.max_new_tokens
         answered: Generation = engine.generate(
-            prompt.tokens([]),
+            prompt.tokens(answers),
             max_new_tokens=limit if tokens is None else min(limit, tokens),
             sampling=sampling_of(config),
             generator=torch.Generator(self.target.device).manual_seed(config.seed),
