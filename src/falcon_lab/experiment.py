@@ -166,9 +166,13 @@ def check_data(current: Run, ahead: TargetAhead) -> None:
 def distil(current: Run, *, wanted: bool) -> None:
     """Train the drafter and save it; the one that is there is kept."""
     from falcon_lab.distill.stage import train_drafter
+    from falcon_lab.drafters.saved import save_as
 
+    dtype = current.experiment.distillation.save_dtype
     if wanted and current.training_done:
         current.announce(f"the drafter in {current.drafter_folder} is trained already")
+        if not current.is_worker and save_as(current.drafter_folder, dtype):
+            current.announce(f"it is saved in {dtype} now")
     elif wanted:
         train_drafter(
             current.experiment,

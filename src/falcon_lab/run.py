@@ -63,9 +63,10 @@ HARMLESS = (
     "distillation.decode_",
     "distillation.logits_mib",
     "distillation.compile",
+    "distillation.save_dtype",
     "target.device",
 )
-"""Keys in them that it does not depend on, but for the rounding of sums."""
+"""Keys in them that it does not depend on, but for rounding."""
 
 
 @dataclass

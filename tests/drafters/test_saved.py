@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.drafters.saved import load_drafter, read_config, save_drafter
+from falcon_lab.drafters.saved import load_drafter, read_config, save_as, save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, Frontier, Observation
 from falcon_lab.model.target import Target
@@ -74,6 +74,38 @@ def test_a_drafter_takes_the_target_s_precision(tmp_path: Path) -> None:
     loaded = _load(tmp_path / "drafter", target)
     assert {p.dtype for p in loaded.parameters()} == {torch.float64}
     assert _drafts(loaded).dtype == torch.float64
+
+
+def test_weights_saved_in_bfloat16_draft_in_its_target_as_those_in_float32(tmp_path: Path) -> None:
+    target = tiny_target()
+    made = _save(tmp_path / "whole", target)
+    for name in ("half", "again"):
+        save_drafter(
+            tmp_path / name,
+            made,
+            node=NODE,
+            provenance=ORIGIN,
+            target=target,
+            card="# Half",
+            dtype="bfloat16" if name == "half" else "auto",
+        )
+    assert save_as(tmp_path / "again", "bfloat16")
+    assert not save_as(tmp_path / "again", "bfloat16")
+    assert not save_as(tmp_path / "whole", "auto")
+    files = [
+        [(tmp_path / name / part).read_bytes() for part in ("model.safetensors", "README.md")]
+        for name in ("half", "again")
+    ]
+    assert files[0] == files[1]
+    assert read_config(tmp_path / "again") == read_config(tmp_path / "whole")
+    size = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("whole", "half")]
+    assert size[1] < 0.6 * size[0]
+    assert _drafts(_load(tmp_path / "half", target)).dtype == torch.float32
+    target.model.bfloat16()
+    with torch.no_grad():
+        half, whole = (_drafts(_load(tmp_path / name, target)) for name in ("half", "whole"))
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, whole)
 
 
 def test_another_target_is_refused_by_both_fingerprints_unless_forced(tmp_path: Path) -> None:

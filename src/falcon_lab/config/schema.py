@@ -224,6 +224,10 @@ class DistillationConfig:
     computed for as many rows at a time. An objective's own tensors come on top: Falcon's take one
     and a half times as much. The default is 256 rows of a vocabulary of 128k, about where a current
     GPU's products stop waiting for the head to be read."""
+    save_dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Of the saved drafter's weights: ``auto`` (as trained), ``float32`` or ``bfloat16``, half as
+    large. It drafts in the target's own precision in any case. A finished run's drafter is saved
+    again."""
     compile: bool = False
     """Send the drafter's decoder blocks through ``torch.compile`` while training (with
     ``unroll: 1``)."""

@@ -82,6 +82,7 @@ def train_drafter(
             provenance=components.provenance("drafter", experiment.drafter),
             target=target,
             card=f"# {experiment.drafter['name']}\n\nNot measured yet.\n",
+            dtype=experiment.distillation.save_dtype,
         )
 
 

@@ -27,6 +27,7 @@ from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.files import about, keep_former, make_folder
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import SavedConfig
+from falcon_lab.stored import read_bounded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from falcon_lab.plugins.registry import Components
 
 CONFIG, WEIGHTS, CARD = DESCRIPTION, "model.safetensors", "README.md"
+AS_TRAINED = "auto"
+"""The precision in which a drafter is saved, unless another is asked for."""
 
 
 def save_drafter(
@@ -45,6 +48,7 @@ def save_drafter(
     provenance: Mapping[str, Any],
     target: Target,
     card: str,
+    dtype: str = AS_TRAINED,
 ) -> Path:
     """Write a drafter, replacing one that may be there.
 
@@ -55,23 +59,57 @@ def save_drafter(
         provenance: name, distribution and version of the component.
         target: what it was trained for.
         card: the model card, Markdown.
+        dtype: of the saved weights.
 
     Raises:
         FalconLabError: it cannot be written; what was there is still there.
     """
+    state = {name: weights.detach().cpu() for name, weights in drafter.state_dict().items()}
+    return _write(Path(folder), state, _describe(node, provenance, target), card, dtype)
+
+
+def save_as(folder: Path, dtype: str) -> bool:
+    """Write a saved drafter's weights in another precision; return whether that was to be done.
+
+    Args:
+        folder: as ``save_drafter`` wrote it.
+        dtype: "auto" leaves them as they are.
+
+    Raises:
+        FalconLabError: a file of it is damaged, or it cannot be written.
+    """
+    there = _whole(folder)
+    config, state = read_config(folder), _read_state(there / WEIGHTS)
+    wanted = {name: _stored(weights, dtype).dtype for name, weights in state.items()}
+    if all(weights.dtype == wanted[name] for name, weights in state.items()):
+        return False
+    _write(folder, state, config, read_bounded(there / CARD).decode(errors="replace"), dtype)
+    return True
+
+
+def _stored(weights: Tensor, dtype: str) -> Tensor:
+    """Return weights in the precision in which they are saved; whole numbers stay what they are."""
+    import torch
+
+    if dtype == AS_TRAINED or not weights.is_floating_point():
+        return weights
+    return weights.to(getattr(torch, dtype))
+
+
+def _write(
+    folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], card: str, dtype: str
+) -> Path:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    folder = Path(folder)
     finish_exchange(folder)
     fresh = _removed(folder.with_name(f".{folder.name}.new"))
-    config = _describe(node, provenance, target)
-    state = {name: t.detach().cpu().contiguous() for name, t in drafter.state_dict().items()}
+    saved = {name: _stored(weights, dtype).contiguous() for name, weights in state.items()}
     try:
         make_folder(fresh)
         with about(folder, also=(SafetensorError,)):
             (fresh / UNFINISHED).touch()
-            save_file(state, fresh / WEIGHTS, metadata={"format": "pt"})
+            save_file(saved, fresh / WEIGHTS, metadata={"format": "pt"})
             (fresh / CARD).write_text(card, "utf-8")
             (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
             _exchange(fresh, folder)
@@ -206,7 +244,7 @@ def _describe(
 # --- weights ------------------------------------------------------------------------------------
 
 
-def _read_weights(path: Path, drafter: nn.Module) -> None:
+def _read_state(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -214,11 +252,15 @@ def _read_weights(path: Path, drafter: nn.Module) -> None:
         if not path.exists():
             raise FalconLabError(f"{path} is missing; save the drafter again")
     try:
-        state = load_file(path)
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise FalconLabError(
             f"{path} is damaged or cut short ({error}); copy it again, or save the drafter again"
         ) from error
+
+
+def _read_weights(path: Path, drafter: nn.Module) -> None:
+    state = _read_state(path)
     if reason := _misfit(state, drafter.state_dict()):
         raise FalconLabError(
             f"{path} does not fit its {CONFIG}: {reason}; copy both again, or save it again"
