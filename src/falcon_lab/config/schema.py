@@ -151,7 +151,8 @@ class TargetConfig:
     which measures those and sdpa when the target is loaded, and says what it took."""
     lean: bool = False
     """Decode through our own short forward pass instead of Hugging Face's modules, where the model
-    is Llama-like (the drafter does always)."""
+    is Llama-like (the drafter does always). On a CPU that takes the memory of the weights again, if
+    half of what is free suffices, for a copy in the order that its matrix kernels want."""
     device: str = limited("auto", Form(r"auto|cpu|cuda(:\d+)?", "write auto, cpu, cuda or cuda:N"))
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for evaluation; training follows ``trainer``."""
     pretraining: PretrainingConfig | None = None

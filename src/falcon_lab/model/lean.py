@@ -2,9 +2,10 @@
 
 A decoding step of a small model is bound by the number of calls it makes, and a Hugging Face
 layer makes many. This does the same arithmetic in fewer: no module calls, no rotation that is
-computed and thrown away, no copies of grouped keys. It copies no weight, so that moving, loading
-or training the modules needs no word to it. ``Backbone`` uses it where no gradient is wanted and
-keys go to a cache; loading a target proves it equal to the model (``loading.py``).
+computed and thrown away, no copies of grouped keys. On a CPU it multiplies by packed weights
+(``packed.py``); moving, loading or training the modules needs no word to it. ``Backbone`` uses it
+where no gradient is wanted and keys go to a cache; loading a target proves it equal to the model
+(``loading.py``).
 
 Shapes: B batch, T new tokens, S keys (cached ones and the new ones), H hidden, A query heads,
 G key/value heads, D head size.
@@ -12,7 +13,7 @@ G key/value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.registration import PREFIX
 from falcon_lab.model.kv_cache import KVCache
+from falcon_lab.model.packed import Packing, linear
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose layers are made of the parts below and nothing else."""
@@ -52,9 +54,9 @@ class Projection:
     weight: Tensor
     bias: Tensor | None
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Map ``[..., in]`` to ``[..., out]``."""
-        return F.linear(hidden, self.weight, self.bias)
+    def __call__(self, hidden: Tensor, packed: Tensor | None) -> Tensor:
+        """Map ``[..., in]`` to ``[..., out]``, by the packed weight where there is one."""
+        return linear(hidden, self.weight, self.bias, packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class Layer:
     down: Projection
     activation: Callable[[Tensor], Tensor]
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """Return the weights of all projections, in their order."""
+        attention = self.query, self.key, self.value, self.output
+        return tuple(one.weight for one in (*attention, self.gate, self.up, self.down))
+
+
+Packed = Sequence[Tensor | None]
+"""The packed form of a layer's weights, in the order of ``Layer.weights``."""
+
 
 class LeanLayers:
     """The decoder layers and the final norm of a base model.
@@ -102,6 +114,8 @@ class LeanLayers:
             _layer(number, layer, kinds[number] if kinds else None)
             for number, layer in enumerate(base.layers)
         ]
+        self._weights = [weight for layer in self.layers for weight in layer.weights]
+        self._packing = Packing()
 
     @classmethod
     def of(cls, base: Any) -> Self | None:
@@ -134,15 +148,19 @@ class LeanLayers:
         turn = self._turn(positions, hidden.dtype)
         groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
         masks = _for_groups(mask, groups) if backend is None else mask
+        all_packed = self._packing(self._weights, hidden)
+        count = len(all_packed) // len(self.layers)
         for layer in self.layers:
+            packed = all_packed[count * layer.number : count * (layer.number + 1)]
             if see is not None:
                 see(layer.number, hidden)
             of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
             normed = layer.before_attention(hidden)
-            hidden = self._attend(layer, normed, turn, of_kind, cache, backend) + hidden
+            hidden = self._attend(layer, packed, normed, turn, of_kind, cache, backend) + hidden
             between = layer.before_mlp(hidden)
-            inner = layer.activation(layer.gate(between)) * layer.up(between)
-            hidden = layer.down(inner) + hidden
+            gate, up, down = packed[4:]
+            inner = layer.activation(layer.gate(between, gate)) * layer.up(between, up)
+            hidden = layer.down(inner, down) + hidden
         return self.norm(hidden)
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -156,6 +174,7 @@ class LeanLayers:
     def _attend(
         self,
         layer: Layer,
+        packed: Packed,
         hidden: Tensor,
         turn: tuple[Tensor, Tensor],
         mask: Tensor | None,
@@ -163,11 +182,12 @@ class LeanLayers:
         backend: Backend | None,
     ) -> Tensor:
         batch, new = hidden.shape[:2]
-        query, key = self._heads(layer.query(hidden)), self._heads(layer.key(hidden))
+        query = self._heads(layer.query(hidden, packed[0]))
+        key = self._heads(layer.key(hidden, packed[1]))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         query, key = _rotate(query, turn), _rotate(key, turn)
-        keys, values = cache.update(key, self._heads(layer.value(hidden)), layer.number)
+        keys, values = cache.update(key, self._heads(layer.value(hidden, packed[2])), layer.number)
         if backend is not None:
             seen = backend(query, keys, values, mask, scale=layer.scale)
         else:
@@ -177,7 +197,7 @@ class LeanLayers:
                 grouped, keys, values, attn_mask=mask, scale=layer.scale
             )
         seen = seen.reshape(batch, -1, new, self.head_size).transpose(1, 2)
-        return layer.output(seen.reshape(batch, new, -1))
+        return layer.output(seen.reshape(batch, new, -1), packed[3])
 
     def _heads(self, hidden: Tensor) -> Tensor:
         """Split ``[B, T, A·D]`` by head into ``[B, A, T, D]``."""

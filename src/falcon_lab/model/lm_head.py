@@ -6,13 +6,13 @@ Shapes: H hidden, V vocabulary, n tokens of a draft vocabulary.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.model.packed import Packing, linear
 
 
 class LMHead(nn.Module):
@@ -27,10 +27,16 @@ class LMHead(nn.Module):
         super().__init__()
         self.linear = linear
         self._config = config
+        self._packing = Packing()
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits of features."""
-        return final_logits(self.linear(features), self._config)
+        head = self.linear
+        if is_plain(head):
+            (packed,) = self._packing([head.weight], features)
+            if packed is not None:
+                return final_logits(linear(features, head.weight, head.bias, packed), self._config)
+        return final_logits(head(features), self._config)
 
 
 class HeadCopy(LMHead):
@@ -71,6 +77,7 @@ class NarrowHead:
 
     def __init__(self, head: nn.Module, config: Any, tokens: Tensor) -> None:
         self.weight, self.bias = rows_of(head, tokens)
+        self._packing = Packing()
         self._config = config
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NarrowHead:
@@ -78,7 +85,9 @@ class NarrowHead:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return the logits of features, in the precision of the rows."""
-        logits = functional.linear(features.to(self.weight.dtype), self.weight, self.bias)
+        features = features.to(self.weight.dtype)
+        (packed,) = self._packing([self.weight], features)
+        logits = linear(features, self.weight, self.bias, packed)
         return final_logits(logits, self._config)
 
 
@@ -88,8 +97,8 @@ def rows_of(head: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
     Raises:
         FalconLabError: the head is no plain linear map: it is quantised, adapted or hooked.
     """
-    hooked = bool(head._forward_hooks or head._forward_pre_hooks)
-    if type(head) is not nn.Linear or hooked:
+    if not is_plain(head):
+        hooked = type(head) is nn.Linear
         kind = f"{type(head).__name__} with hooks" if hooked else type(head).__name__
         raise FalconLabError(
             f"the target's LM head is a {kind}, of which single rows cannot be taken; set "
@@ -98,6 +107,11 @@ def rows_of(head: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
     index, place = tokens.to(head.weight.device), tokens.device
     weight = head.weight.detach()[index].to(place)
     return weight, None if head.bias is None else head.bias.detach()[index].to(place)
+
+
+def is_plain(head: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a head is a linear map and nothing more: not quantised, adapted or hooked."""
+    return type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
