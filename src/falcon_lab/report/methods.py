@@ -151,8 +151,8 @@ def quality_warnings(results: Mapping[str, Any]) -> list[str]:
 
 
 def lossy_warning(name: str) -> str:
-    """Warn of what a lossy rule means."""
-    return f"{name} uses a lossy rule: its output does not follow the target's."
+    """Warn of what it means that a method is lossy."""
+    return f"{name} is lossy: its output does not follow the target's."
 
 
 def warnings(results: Mapping[str, Any]) -> list[str]:

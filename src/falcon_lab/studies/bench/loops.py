@@ -1,4 +1,4 @@
-"""Assemble what a benchmark compares: Hugging Face's ways to decode, and our own loops."""
+"""Assemble what a benchmark compares: others' ways to decode, and our own loops."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from falcon_lab.config.schema import PLAIN, DecodingConfig
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.measure.engines import Methods, Setup
 from falcon_lab.measure.hf_generate import HfGenerate
+from falcon_lab.measure.llama_generate import LlamaGenerate
 from falcon_lab.measure.measurement import Engine
 from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.gguf_header import is_gguf
 from falcon_lab.model.self_check import check_target
-from falcon_lab.studies.bench import DRAFTER, HF, HF_ASSISTED, HF_LOOKUP, HF_STATIC, METHODS
+from falcon_lab.pretraining.target import source_of
+from falcon_lab.studies.bench import (
+    DRAFTER,
+    HF,
+    HF_ASSISTED,
+    HF_LOOKUP,
+    HF_STATIC,
+    LLAMA_CPP,
+    METHODS,
+)
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
@@ -23,7 +36,7 @@ LOOKUP_TOKENS = 10
 """Tokens that a lookup proposes: the default of Hugging Face's candidate generator."""
 
 
-Attempt = Callable[[HfGenerate], object]
+Attempt = Callable[[HfGenerate | LlamaGenerate], object]
 
 
 def hf_modes(
@@ -77,10 +90,27 @@ def check_assistant(target: Target, assistant: Target) -> None:
         )
 
 
-def fault(engine: HfGenerate, attempt: Attempt) -> str | None:
+def llama_cpp(setup: Setup, *, attempt: Attempt) -> LlamaGenerate | str:
+    """Return llama.cpp on the target's own file, or why it cannot be compared.
+
+    Args:
+        setup: knows the target.
+        attempt: lets an engine generate once, to see whether it can.
+    """
+    path = source_of(setup.experiment.target, setup.announce, setup.components)
+    if not isinstance(path, str) or not is_gguf(path):
+        return "the target is no GGUF file"
+    threads = setup.experiment.evaluation.threads or torch.get_num_threads()
+    engine = LlamaGenerate(setup.target, path, threads)
+    return fault(engine, attempt) or engine
+
+
+def fault(engine: HfGenerate | LlamaGenerate, attempt: Attempt) -> str | None:
     """Return why a model cannot decode this way; None when it can."""
     try:
         attempt(engine)
+    except FalconLabError as error:
+        return str(error)
     except Exception as error:  # whatever a model raises that was not made for it
         return f"{type(error).__name__}: {one_line(error)[:200]}"
     return None
@@ -139,6 +169,12 @@ def benchmark(
     found = Benchmark({PLAIN: setup.plain()}, [PLAIN])
     theirs, left_out = hf_modes(setup.target, methods, assistant, attempt=attempt)
     found.others |= theirs
+    if LLAMA_CPP in methods:
+        theirs_too = llama_cpp(setup, attempt=attempt)
+        if isinstance(theirs_too, str):
+            left_out[METHODS[LLAMA_CPP]] = theirs_too
+        else:
+            found.others[METHODS[LLAMA_CPP]] = theirs_too
     if DRAFTER in methods:
         found.methods = setup.methods()
     found.methods.left_out = left_out | found.methods.left_out

@@ -22,7 +22,7 @@ from falcon_lab.report.methods import (
 )
 from falcon_lab.report.plots import BASELINE, Curve, Panel, colours_of, line_plot
 from falcon_lab.report.tables import Column, Table, decimals, percent
-from falcon_lab.studies.bench import HF, METHODS
+from falcon_lab.studies.bench import HF, LLAMA_CPP, METHODS
 
 Results = Mapping[str, Any]
 
@@ -104,6 +104,11 @@ def _notes(results: Results) -> list[str]:
             f"Floor: a pass moves at least {cost['weight_bytes'] / 1e6:.1f} MB of weights and does "
             f"{2 * cost['weights'] / 1e6:.1f} MFLOP a row, and what its context adds; the slower "
             "of the two counts."
+        )
+    if METHODS[LLAMA_CPP] in results["methods"]:
+        notes.append(
+            f"{METHODS[LLAMA_CPP]} computes with the file's quantised weights, the other methods "
+            "with the numbers that they stand for: its tokens may differ."
         )
     return [*notes, *exclamations(warnings(results)), *left_out(results)]
 
