@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,29 @@ if tuple(map(int, version("transformers").split(".")[:2])) < OLDEST:
 TEXTS = ["def add(first, second):\n    return first + second\n", "The answer is 42, isn't it?\n"]
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
-PLAIN = ("F32", "F16", "BF16")
-KINDS = (*PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
-"""Types that the package can write."""
+
+def _can(does: Callable[[Any], Any]) -> tuple[str, ...]:
+    """Names of the types of numbers with which the package does something."""
+    found = []
+    for kind in gguf.GGML_QUANT_SIZES:
+        with suppress(NotImplementedError):
+            does(kind)
+            found.append(kind.name)
+    return tuple(found)
+
+
+ROW = 256
+"""Numbers that are whole blocks of every type."""
+KINDS = _can(lambda kind: gguf.quantize(np.zeros((1, ROW), np.float32), kind))
+"""Types that the package can write; transformers reads with its ``dequantize``."""
+OTHERS = tuple(
+    name
+    for name in _can(
+        lambda kind: gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    )
+    if name not in KINDS
+)
+"""Types that it can read, and not write."""
 
 HEADS, GROUPS, WIDTH = 4, 2, 128
 
@@ -53,9 +74,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(TEXTS * 5, 280)
 
 
-def model() -> Any:
-    """A Llama of 2 layers × 128 whose head is not the embeddings."""
-    return tiny_model("llama", vocab=len(tokenizer()), hidden=WIDTH)
+def model(layers: int = 2) -> Any:
+    """A Llama of layers × 128 whose head is not the embeddings."""
+    return tiny_model("llama", vocab=len(tokenizer()), hidden=WIDTH, layers=layers)
 
 
 def gguf_name(name: str) -> str:
@@ -75,30 +96,34 @@ def rotated(name: str, weight: np.ndarray) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, kind: str = "Q8_0", change: Callable[[Any], None] = lambda writer: None
+    path: Path,
+    kind: str | Sequence[str] = "Q8_0",
+    change: Callable[[Any], None] = lambda writer: None,
 ) -> Any:
     """Write the model in a quantisation, as far as its rows are long enough for it.
 
     Args:
         path: of the file.
-        kind: one of ``KINDS``.
+        kind: of all weights, or of those of each layer; the weights are such as come of any bytes
+            where it is none of ``KINDS``.
         change: may add to the ``GGUFWriter``.
 
     Returns:
         The model with the weights that the file stands for.
     """
-    written, words = model(), tokenizer()
+    of_layers = [] if isinstance(kind, str) else kind
+    written, words = model(len(of_layers) or 2), tokenizer()
     writer = gguf.GGUFWriter(path, "llama")
-    _describe(writer, words)
+    _describe(writer, words, len(of_layers) or 2)
     change(writer)
     state = {}
     for name, weight in written.state_dict().items():
         ours = gguf_name(name)
-        values = rotated(ours, weight.numpy())
-        block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
-        chosen = kind if weight.dim() > 1 and weight.shape[-1] % block == 0 else "F32"
-        number = gguf.GGMLQuantizationType[chosen]
-        packed = gguf.quantize(values, number)
+        wanted = kind if isinstance(kind, str) else _of_layer(ours, kind)
+        number = gguf.GGMLQuantizationType[wanted]
+        if weight.dim() == 1 or weight.shape[-1] % gguf.GGML_QUANT_SIZES[number][0]:
+            number = gguf.GGMLQuantizationType.F32
+        packed = _packed(rotated(ours, weight.numpy()), number)
         writer.add_tensor(ours, packed, raw_dtype=number)
         state[name] = _restored(ours, gguf.dequantize(packed, number), weight.shape)
     for step in ("header", "kv_data", "tensors"):
@@ -106,6 +131,25 @@ def write_gguf(
     writer.close()
     written.load_state_dict(state)
     return written
+
+
+def _of_layer(name: str, kinds: Sequence[str]) -> str:
+    """The kind of a tensor's layer; what is of no layer is not quantised."""
+    return kinds[int(name.split(".")[1])] if name.startswith("blk.") else "F32"
+
+
+def _packed(values: np.ndarray, kind: Any) -> np.ndarray:
+    """The blocks of weights, or any that stand for finite numbers."""
+    if kind.name in KINDS:
+        return gguf.quantize(values, kind)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    draws = np.random.default_rng(0)
+    shape = (values.shape[0], values.shape[1] // block * size)
+    return draws.integers(0, SMALL, shape, np.uint8)
+
+
+SMALL = 0x2C
+"""Of two bytes below this one every half-precision number is smaller than 0.1."""
 
 
 def _restored(name: str, values: np.ndarray, shape: torch.Size) -> torch.Tensor:
@@ -116,11 +160,11 @@ def _restored(name: str, values: np.ndarray, shape: torch.Size) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
-def _describe(writer: Any, words: PreTrainedTokenizerFast) -> None:
+def _describe(writer: Any, words: PreTrainedTokenizerFast, layers: int) -> None:
     """Add configuration, tokenizer and chat template."""
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(2)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(2 * WIDTH)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(GROUPS)

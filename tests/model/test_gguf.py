@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from falcon_lab.config.schema import TargetConfig
+from falcon_lab.data.dialogues import ChatForm
 from falcon_lab.data.documents import Document, render
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.loading import load_target
 from falcon_lab.testing import plain_text
-from gguf_files import CHAT, KINDS, TEXTS, gguf, tokenizer, write_gguf
+from gguf_files import CHAT, KINDS, OTHERS, TEXTS, gguf, tokenizer, write_gguf
 
 TOKENS = torch.arange(5, 25)[None]
 CPU = TargetConfig(device="cpu")
@@ -50,6 +51,19 @@ def test_a_quantised_model_has_the_logits_of_what_its_blocks_stand_for(
     target, _ = load(tmp_path / "model.gguf", dtype="float32")
     with torch.no_grad():
         assert torch.equal(target.model(TOKENS).logits, stands_for(TOKENS).logits)
+
+
+def test_so_has_one_of_types_that_are_read_alone(tmp_path: Path) -> None:
+    """Such as Q4_K, which most files have: a layer of each, of any blocks."""
+    assert {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"} <= set(OTHERS)
+    expected = write_gguf(tmp_path / "model.gguf", OTHERS).state_dict()
+    found = load(tmp_path / "model.gguf", dtype="float32")[0].model.state_dict()
+    assert found.keys() == expected.keys()
+    for layer, kind in enumerate(OTHERS):
+        name = f"model.layers.{layer}.mlp.down_proj.weight"
+        assert expected[name].isfinite().all(), kind
+        assert expected[name].count_nonzero() > 0, kind
+        assert torch.equal(found[name], expected[name]), kind
 
 
 @pytest.mark.parametrize(
@@ -174,6 +188,8 @@ def test_a_chat_that_needs_a_template_says_so_where_the_file_has_none(tmp_path: 
     chat = Document("1", messages=[{"role": "user", "content": "Hello"}], source="chats.jsonl:1")
     with pytest.raises(FalconLabError, match=r"chats\.jsonl:1.*data\.chat_template"):
         render(chat, target.tokenizer)
+    with pytest.raises(FalconLabError, match=r"no chat template.*data\.chat_template"):
+        ChatForm.of(target)
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_1, 36, 200])
