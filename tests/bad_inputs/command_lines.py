@@ -108,6 +108,8 @@ USAGE = [
     ("generate --target target --prompt a --seed=-1", "seed", "at least 0"),
     ("generate --target target --prompt a --drafter nowhere", "nowhere", "drafter"),
     ("generate --target target --prompt a --tree nowhere", "tree.name", "known"),
+    ("generate --target target --chat", "--chat", "leave --chat out"),
+    ("generate --target target --prompt a --system b", "--system", "leave --system out"),
     ("check --target target", "drafter", "--drafter DIR"),
     ("check --target target --samples 3", "--samples", "20"),
     ("check --target target --prompts 0", "--prompts", "--help"),
