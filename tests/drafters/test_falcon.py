@@ -26,7 +26,7 @@ BLOCKS = [1, 2, 3, 4]
 SWITCHES = [
     {"fuse": fuse, "query": query, "phase": phase}
     for fuse in ("lstm", "lstm_positionwise", "linear")
-    for query in ("block", "newest")
+    for query in ("block", "newest", "mapped")
     for phase in ("aligned", "absolute")
 ]
 
@@ -93,7 +93,7 @@ def test_newest_queries_predict_1_to_k_rows_beyond_their_anchor(block: int) -> N
     assert made.slot[0, real].tolist() == list(range(block)) * len(anchors)
 
 
-@pytest.mark.parametrize("query", ["block", "newest"])
+@pytest.mark.parametrize("query", ["block", "newest", "mapped"])
 def test_training_covers_every_phase_and_follows_the_generator(query: str) -> None:
     made = drafter(block=3, query=query)
     seen = set()
@@ -158,7 +158,7 @@ def test_a_query_depends_on_its_document_up_to_its_anchor_alone(block: int) -> N
         assert torch.equal((_influence(prediction.features, leaf) > 0)[real], seen[real])
 
 
-@pytest.mark.parametrize("query", ["block", "newest"])
+@pytest.mark.parametrize("query", ["block", "newest", "mapped"])
 def test_what_is_revealed_reaches_its_own_block_and_never_an_earlier_one(query: str) -> None:
     made = drafter(block=3, query=query, fuse="linear", layers=1)
     given = inputs(9)
@@ -275,7 +275,7 @@ def test_drafting_computes_what_training_computes(block: int, switches: dict[str
     made = drafter(block=block, layers=2, **switches)
     for length in range(block, 2 * block + 2):
         given = inputs(length)
-        aligned = switches["phase"] == "aligned" or switches["query"] == "newest"
+        aligned = switches["phase"] == "aligned" or switches["query"] != "block"
         trained = made.predict(given, _phase(given, -length % block if aligned else 0))
         drafted = _draft(made, given.tokens[0], given.features[0])
         newest = trained.features[0][trained.label[0] >= 0][-block:]

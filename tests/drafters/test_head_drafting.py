@@ -36,7 +36,7 @@ class Oracle:
     def start_round(self) -> None:
         """Rows of the window are computed again: the new ones, and the last k."""
         old, new, k = len(self.horizon), len(self.tokens), self.k
-        if self.made.config.query == "newest":
+        if self.made.config.query != "block":
             self.horizon = list(range(new))
         elif self.made.config.phase == "absolute":
             self.horizon = [min(i // k * k + k - 1, new - 1) for i in range(new)]
@@ -53,7 +53,7 @@ class Oracle:
         features = torch.cat([self.features, *[f for _, f in path]])
         fused = made.fuse(made.join(tokens, features)[None])[0]
         total = len(tokens)
-        newest = made.config.query == "newest"
+        newest = made.config.query != "block"
         horizon = list(self.horizon)
         for block in range(len(path)):
             end = length + (block + 1) * k - 1
@@ -61,7 +61,9 @@ class Oracle:
         positions = list(range(total))
         if newest:
             assert made.offsets is not None
-            extra = fused[:, -1:] + made.offsets
+            newest_row = fused[0, -1]
+            asked = [newest_row] * k if made.maps is None else [newest_row @ m for m in made.maps]
+            extra = (torch.stack(asked) + made.offsets)[None]
             positions += [total - 1] * k
         else:
             missing = max(0, k - total)
@@ -140,7 +142,7 @@ def test_cached_rounds_equal_a_computation_from_scratch_with_every_fuse(fuse: st
     _play(made, Oracle(made), [3, 1, 4, 2])
 
 
-@pytest.mark.parametrize("query", ["block", "newest"])
+@pytest.mark.parametrize("query", ["block", "newest", "mapped"])
 def test_a_chain_equals_the_same_branch_of_a_tree(query: str) -> None:
     made = drafter(block=2, layers=2, query=query)
     tokens, features = rows(7)
@@ -156,7 +158,7 @@ def test_a_chain_equals_the_same_branch_of_a_tree(query: str) -> None:
     assert torch.allclose(made.draft(amid).logits[1], alone, atol=1e-6)
 
 
-@pytest.mark.parametrize("query", ["block", "newest"])
+@pytest.mark.parametrize("query", ["block", "newest", "mapped"])
 def test_what_was_drafted_leaves_no_trace(query: str) -> None:
     tokens, features = rows(9)
     outputs = []
@@ -196,7 +198,7 @@ def test_drafting_twice_without_news_gives_the_same() -> None:
     assert torch.allclose(made.draft(ROOT).logits, made.draft(ROOT).logits, atol=1e-6)
 
 
-@pytest.mark.parametrize("query", ["block", "newest"])
+@pytest.mark.parametrize("query", ["block", "newest", "mapped"])
 def test_the_cache_grows_with_the_sequence(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
     monkeypatch.setattr(head_drafting, "CAPACITY", 8)
     made = drafter(block=2, layers=2, query=query)

@@ -16,7 +16,7 @@ from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 OPTIONS = [
     {"block": block, "query": query, "phase": phase}
     for block in (1, 2, 3)
-    for query in ("block", "newest")
+    for query in ("block", "newest", "mapped")
     for phase in ("aligned", "absolute")
 ]
 

@@ -19,7 +19,7 @@ PASSES = 3
 LENGTHS = (13, 9)  # of the documents
 SWITCHES = [
     {"block": block, "fuse": fuse, "query": query}
-    for block, fuse, query in product((1, 2, 3), ("lstm", "linear"), ("block", "newest"))
+    for block, fuse, query in product((1, 2, 3), ("lstm", "linear"), ("block", "newest", "mapped"))
 ]
 MORE = [
     {"block": 2, "fuse": "lstm_positionwise"},

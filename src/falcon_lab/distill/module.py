@@ -17,6 +17,7 @@ from falcon_lab.config.schema import DistillationConfig
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
 from falcon_lab.distill.step import DistillationStep, StepClock
+from falcon_lab.drafters.least_squares import check_least_squares
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Drafter, GlancingSchedule, Objective, TrainableDrafter
 from falcon_lab.timing import Stopwatch
@@ -58,6 +59,8 @@ class Distillation(LightningModule):
     ) -> None:
         super().__init__()
         _check_unroll(drafter, config)
+        if config.least_squares:
+            check_least_squares(drafter)
         self.save_hyperparameters(dict(hyperparameters or {}), logger=False)
         self.target = target.tapped(drafter.taps)
         self.drafter: Any = drafter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +11,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from falcon_lab.bars import Bar
 from falcon_lab.config.load import to_plain
+from falcon_lab.config.saved import CHECKPOINTS
 from falcon_lab.config.schema import Experiment
 from falcon_lab.config.trainer import epoch_batches, training_steps
 from falcon_lab.data.heldout import heldout_prompts
@@ -20,12 +22,13 @@ from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.inputs import derive_seed
 from falcon_lab.distill.module import Distillation
+from falcon_lab.drafters.least_squares import begin_at_least_squares
 from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, TrainableDrafter, is_trainable
+from falcon_lab.interfaces import BuildContext, DrafterInputs, TrainableDrafter, is_trainable
 from falcon_lab.sampling import Sampling
 from falcon_lab.trainer import check_arguments
-from falcon_lab.training import train
+from falcon_lab.training import find_checkpoint, train
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
@@ -65,6 +68,8 @@ def train_drafter(
             batches=len(data.train_dataloader()),
             validation=len(data.val_dataloader()),
         )
+    if experiment.distillation.least_squares and find_checkpoint(folder / CHECKPOINTS) is None:
+        begin_at_solution(module, data, experiment.distillation.least_squares)
     trainer = train(
         module,
         data,
@@ -84,6 +89,29 @@ def train_drafter(
             card=f"# {experiment.drafter['name']}\n\nNot measured yet.\n",
             dtype=experiment.distillation.save_dtype,
         )
+
+
+def begin_at_solution(module: Distillation, data: FalconDataModule, tokens: int) -> None:
+    """Solve for the drafter's first weights on so many tokens of the training data, or all.
+
+    Raises:
+        FalconLabError: the drafter has no such solution.
+    """
+    batches, read, device = data.batches(), 0, module.target.device
+
+    def samples() -> Iterator[tuple[DrafterInputs, Tensor]]:
+        nonlocal read
+        with Bar(total=tokens, desc="least squares", unit="tok") as bar:
+            for number in range(len(data.train_dataloader())):
+                if read >= tokens:
+                    return
+                step = module.step(module.transfer_batch_to_device(batches[number], device, 0))
+                teacher = step.teacher_pass()
+                yield step.inputs(step.batch, teacher.features, teacher.taps, 0.0), teacher.features
+                read += step.batch.tokens.numel()
+                bar.update(step.batch.tokens.numel())
+
+    begin_at_least_squares(module.drafter, module.target, samples())
 
 
 def check_training(

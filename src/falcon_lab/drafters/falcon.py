@@ -30,8 +30,11 @@ class FalconDrafter(FeatureHead):
         fuse = Fuse(config.fuse, width, layers=config.lstm_layers, dropout=config.dropout)
         backbone = Backbone.short(context.host.config, config.layers)
         offsets: nn.Parameter | None = None
-        if config.query == "newest":
+        maps: nn.Parameter | None = None
+        if config.query != "block":
             offsets = nn.Parameter(0.02 * torch.randn(config.block, width))
+        if config.query == "mapped":
+            maps = nn.Parameter(torch.eye(width).repeat(config.block, 1, 1))
         super().__init__(
             context.host,
             fuse,
@@ -39,6 +42,7 @@ class FalconDrafter(FeatureHead):
             block=config.block,
             aligned=config.phase == "aligned",
             offsets=offsets,
+            maps=maps,
             vocabulary=context.draft_vocabulary(config.draft_vocabulary),
         )
         self.config = config

@@ -65,6 +65,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         block: int = 1,
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
+        maps: nn.Parameter | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         super().__init__(
@@ -74,6 +75,7 @@ class FeatureHead(HeadLayers, TrainableDrafter):
             block=block,
             aligned=aligned,
             offsets=offsets,
+            maps=maps,
             vocabulary=vocabulary,
         )
         self._draft_through(EagerPass)

@@ -233,7 +233,7 @@ class Drafting:
         )
         last = send(new, known.device)[:, None]
         newest = _picked(known, last + torch.arange(block, device=known.device))
-        behind = torch.zeros_like(newest) if head.offsets is None else newest[:, -1:] + head.offsets
+        behind = torch.zeros_like(newest) if head.offsets is None else head.queries(newest[:, -1])
         hidden = head.backbone(
             embeddings=_picked(torch.cat([known, behind], dim=1), windows.source),
             positions=windows.positions,
@@ -298,7 +298,7 @@ class Drafting:
         fused, state = head.fuse(joined, branch(last.state, parents))
         embeddings = padded.pad(fused)
         if head.offsets is not None:  # contexts, then queries
-            embeddings = torch.cat([embeddings, padded.pad(fused[:, -1:] + head.offsets)], dim=1)
+            embeddings = torch.cat([embeddings, padded.pad(head.queries(fused[:, -1]))], dim=1)
         visible = self._shared_visible(chosen, last, parents, padded)
         starts = [one.length + one.blocks * block for one in chosen]
         positions, mask = self._layout.blocks(

@@ -32,7 +32,8 @@ class Rows(NamedTuple):
 class HeadLayers(nn.Module):
     """Join tokens with features, fuse them in time, and send them through decoder blocks.
 
-    The weights are those of ``fuse``, ``backbone`` and ``offsets``, and what a subclass adds.
+    The weights are those of ``fuse``, ``backbone``, ``offsets`` and ``maps``, and what a subclass
+    adds.
 
     Attributes:
         block: k.
@@ -40,6 +41,8 @@ class HeadLayers(nn.Module):
             blocks sit at multiples of k.
         offsets: ``[k, H]``, for a head whose k predictions are all asked from the newest row, each
             by a query of its own; None: the last k rows predict.
+        maps: ``[k, C, H]``, which make the queries of the newest row, before their offsets; None:
+            a query is the newest row itself.
         draft_vocabulary: the tokens that its logits are about; None: all of the target's.
 
     Args:
@@ -49,6 +52,7 @@ class HeadLayers(nn.Module):
         block: k.
         aligned: see above.
         offsets: see above.
+        maps: see above.
         vocabulary: ``draft_vocabulary``.
     """
 
@@ -61,6 +65,7 @@ class HeadLayers(nn.Module):
         block: int = 1,
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
+        maps: nn.Parameter | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         super().__init__()
@@ -70,6 +75,7 @@ class HeadLayers(nn.Module):
         self.fuse = fuse
         self.backbone = backbone
         self.offsets = offsets
+        self.maps = maps
         self.draft_vocabulary = vocabulary
         self._compiled: Compiled | None = None
 
@@ -89,6 +95,13 @@ class HeadLayers(nn.Module):
         """Join ``[..., n]`` tokens and ``[..., n, H]`` features: ``[..., n, C]``."""
         embedded = self.host.embed(tokens)
         return torch.cat([embedded, features.to(embedded.dtype)], dim=-1)
+
+    def queries(self, newest: Tensor) -> Tensor:
+        """Return the k queries of newest fused rows: ``[..., C]`` -> ``[..., k, H]``."""
+        assert self.offsets is not None
+        if self.maps is None:
+            return newest.unsqueeze(-2) + self.offsets
+        return torch.einsum("...c,kch->...kh", newest, self.maps) + self.offsets
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn the blocks' outputs, ``[..., H]``, into ``[..., n]`` by the target's LM head."""

@@ -84,8 +84,8 @@ class HeadForward(Forward):
         if older.shape[0]:
             embeddings = torch.cat([older, embeddings])
         if head.offsets is not None:
-            newest = fused[:, -1:] if fused.shape[1] else embeddings[None, -1:]
-            embeddings = torch.cat([embeddings, (newest + head.offsets).flatten(0, 1)])
+            newest = fused[:, -1] if fused.shape[1] else embeddings[-1:]
+            embeddings = torch.cat([embeddings, head.queries(newest).flatten(0, 1)])
         elif (missing := predicting - embeddings.shape[0]) > 0:
             embeddings = torch.cat([embeddings, embeddings.new_zeros(missing, embeddings.shape[1])])
         hidden = _decoded(head, embeddings, new)[-predicting:]

@@ -119,14 +119,12 @@ class _Batch:
     def by_queries(self, reveal: Reveal | None) -> FirstPass:
         """Predict by k queries of the newest token of every block."""
         head, block, inputs = self.head, self.head.block, self.inputs
-        assert head.offsets is not None
         anchors = find_anchors(self.blocks, block)
         features = head.read(inputs.features, inputs.taps)
         context, state = self._fuse(inputs.tokens, features)
         anchor = anchors.column.repeat_interleave(block, dim=1)  # [B, R]
         slot = torch.arange(block, device=anchor.device).repeat(anchors.column.shape[1])
-        rows = context.gather(1, anchor.unsqueeze(-1).expand(-1, -1, context.shape[-1]))
-        rows = rows + head.offsets[slot]
+        rows = head.queries(_gathered(context, anchors.column)).flatten(1, 2)
         positions = inputs.positions.gather(1, anchor)
         if reveal is not None:
             rows = torch.where(reveal.mask.unsqueeze(-1), self._fuse_revealed(reveal), rows)
@@ -292,7 +290,7 @@ class Branches:
         rows, count = fused.reshape(batch, -1, fused.shape[-1]), positions.shape[1]
         mask = self._block_mask()
         if head.offsets is not None:  # contexts, then queries
-            queries = fused[:, -1:] + head.offsets
+            queries = head.queries(fused[:, -1])
             rows = torch.cat([rows, queries.reshape(batch, -1, fused.shape[-1])], dim=1)
             newest = positions[:, block - 1 :: block].repeat_interleave(block, dim=1)
             positions = torch.cat([positions, newest], dim=1)

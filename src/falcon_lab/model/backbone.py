@@ -29,6 +29,9 @@ from falcon_lab.model.lean import LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
 from falcon_lab.model.memory import check_room
 
+FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "layer_norm")
+"""What families call the norm before the LM head."""
+
 
 class Taps:
     """Collects the hidden states of some layers while a pass goes through all of them.
@@ -140,6 +143,21 @@ class Backbone(nn.Module):
     def implementation(self) -> str:
         """Return the name of the attention kernel."""
         return str(self.config._attn_implementation)
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """Return the module that makes the features of the last layer's hidden states.
+
+        Raises:
+            FalconLabError: it has none of the names that are known.
+        """
+        for name in FINAL_NORMS:
+            found = getattr(self.base, name, None)
+            if isinstance(found, nn.Module):
+                return found
+        raise FalconLabError(
+            f"the final norm of {type(self.base).__name__} is none of {', '.join(FINAL_NORMS)}"
+        )
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for ``capacity`` positions."""

@@ -42,8 +42,9 @@ class FalconConfig(DraftVocabularyOption):
     lstm_layers: int = ranged(2, least=1, most=MOST_LAYERS)
     dropout: float = ranged(0.1, least=0, below=1)
     """Between the LSTM layers."""
-    query: str = choice("block", ("block", "newest"))
-    """``block``: the last k rows predict (paper); ``newest``: all k are queries of the newest."""
+    query: str = choice("block", ("block", "newest", "mapped"))
+    """``block``: the last k rows predict (paper); ``newest``: all k are queries of the newest;
+    ``mapped``: each of them through a linear map of its own."""
     phase: str = choice("aligned", ("aligned", "absolute"))
     """``aligned``: the last k rows are one block, and training covers every phase; ``absolute``:
     blocks sit at multiples of k (the official code)."""
