@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,20 +72,13 @@ def generate(
 
     experiment.evaluation.prompts.texts = [text or GREETING]
     choose_method(experiment, drafter, overrides)
-    setup = load(experiment, check=check_stand_in)
+    option = "--chat" if chats else "" if system is None else "--system"
+    setup = load(experiment, check=partial(check_ahead, needs_template=option))
     target = setup.target
-    templated = has_chat_template(target.tokenizer)
-    chats = chats or (text is None and templated)
-    if (chats or system is not None) and not templated:
-        option = "--chat" if chats else "--system"
-        raise FalconLabError(
-            f"{option}: {target.name} has no chat template; leave {option} out, or take a target "
-            "that is made to answer"
-        )
     answering = Answering(setup, color=wants_color(no_color))
     if not answering.lossless:
         progress("the acceptance rule is lossy: this is not the target's own text")
-    if chats:
+    if chats or (text is None and has_chat_template(target.tokenizer)):
         experiment.evaluation.max_new_tokens = chat_length(drafter, given)
         beginning = conversation(target, system)
         talk(Chat(answering, beginning, experiment.evaluation.max_new_tokens), text)
@@ -115,8 +109,23 @@ def chat_length(drafter: str | None, given: Sequence[str]) -> int:
     return decoding_experiment(drafter, [LONGEST_ANSWER, *given]).evaluation.max_new_tokens
 
 
-def check_stand_in(setup: Setup) -> None:
-    """Check what is to come, where the target must be trained first; else it comes at once."""
+def check_ahead(setup: Setup, needs_template: str) -> None:
+    """Check what is to come where the target must be trained first; else that comes at once.
+
+    Args:
+        setup: with the target or its stand-in.
+        needs_template: the option that needs a chat template; "" where none does.
+
+    Raises:
+        FalconLabError: there is no template, or as ``Setup.check``.
+    """
+    from falcon_lab.measure.conversation import has_chat_template
+
+    if needs_template and not has_chat_template(setup.target.tokenizer):
+        raise FalconLabError(
+            f"{needs_template}: {setup.target.name} has no chat template; leave {needs_template} "
+            "out, or take a target that is made to answer"
+        )
     if setup.stands_in:
         setup.check()
 

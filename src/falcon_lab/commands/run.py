@@ -55,7 +55,7 @@ def run(words: Sequence[str], dry_run: bool) -> None:
 @click.command(context_settings=OVERRIDABLE)
 @words_argument("FOLDER|EXPERIMENT.yaml [KEY=VALUE]...")
 def evaluate(words: Sequence[str]) -> None:
-    """Measure what is there: a saved drafter's folder, a run's folder, or an experiment's YAML."""
+    """Measure what is there: a saved drafter (folder or name), a run's folder, or a YAML."""
     name, overrides = first_and_rest(words, "a saved drafter, a run or a YAML")
     what = Path(name)
     components = load_components()
