@@ -68,3 +68,12 @@ def test_where_it_cannot_decode_the_reason_is_printed(
     assert list(results["methods"]) == ["plain"]
     assert reason in results["left_out"]["llama.cpp"]
     assert "Left out: llama.cpp" in printed
+
+
+def test_where_it_is_installed_it_writes_what_the_numbers_of_the_file_say(tmp_path: Path) -> None:
+    """In float32 it has the target's weights, and the module's own interface is tried."""
+    pytest.importorskip("llama_cpp", reason="decodes GGUF files; pip install llama-cpp-python")
+    write_gguf(tmp_path / "model.gguf", "F32")
+    _, results = bench(tmp_path / "model.gguf", tmp_path / "bench.json")
+    assert results["left_out"] == {}
+    assert results["methods"]["llama.cpp"]["identical_share"] == 1
