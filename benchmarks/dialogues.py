@@ -26,6 +26,7 @@ SETTINGS = ("target.name=smollm2", "target.lean=true", "evaluation.threads=1")
 def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Measure, print, and write the results into ``folder``; their file."""
     from falcon_lab.config.load import load_experiment
+    from falcon_lab.config.schema import dtype_name
     from falcon_lab.data.dialogues import ChatForm, Dialogist, DialogueSettings
     from falcon_lab.measure.provenance import header, target_of
     from falcon_lab.measure.results import write_results
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str], folder: Path = RESULTS) -> Path:
             rows.append(row | {"over_the_first": round(rate / first, 2)})
             print("  ".join(f"{key} {value}" for key, value in rows[-1].items()))
     results |= {"settings": settings, "rows": rows}
-    dtype = str(target.dtype).removeprefix("torch.")
+    dtype = dtype_name(target.dtype)
     return write_results(results_path(folder, f"dialogues-{dtype}", results), results)
 
 

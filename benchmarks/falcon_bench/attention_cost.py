@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from falcon_lab.config.schema import dtype_name
 from falcon_lab.measure import provenance
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.choosing import (
@@ -122,6 +123,6 @@ def _cell(timing: Mapping[str, Any]) -> str:
 
 
 def _words(shape: AttentionShape) -> str:
-    dtype = str(shape.dtype).removeprefix("torch.")
+    dtype = dtype_name(shape.dtype)
     heads = f"{shape.heads} query and {shape.groups} key heads of {shape.head_size} numbers"
     return f"{heads}, {dtype} on {shape.device}"

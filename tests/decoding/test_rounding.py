@@ -11,7 +11,7 @@ from fakes.rounding_target import SPACING, RoundingTarget
 from fakes.table_target import TableTarget
 from falcon_lab.decoding.losslessness import greedy_equality
 from falcon_lab.decoding.plain import PlainEngine
-from falcon_lab.decoding.rounding import rounding_noise
+from falcon_lab.decoding.rounding import is_tie, read_again
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.interfaces import Acceptance, AcceptanceRule
 from falcon_lab.model.target import Target
@@ -34,30 +34,66 @@ def text_of(target: Any, prompt: torch.Tensor, tokens: int = 40) -> list[int]:
     return list(generation.tokens)
 
 
+def half(target: Any) -> Any:
+    """The target as one of a type whose rounding is an excuse."""
+    target.dtype = torch.bfloat16
+    return target
+
+
+def noise_of(target: Any, prompt: torch.Tensor, tokens: list[int]) -> float:
+    found = read_again(target, prompt, tokens, 0).noise
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("place", [0, 1, 7])
+def test_what_is_read_again_are_the_logits_that_plain_decoding_chose_by(place: int) -> None:
+    target: Any = RoundingTarget(**CLOSE)
+    for dtype in (torch.bfloat16, torch.float32):
+        target.dtype = dtype
+        text = text_of(target, PROMPTS[0])
+        found = read_again(target, PROMPTS[0], text, place)
+        assert int(found.logits.argmax()) == text[place]
+        assert (found.noise is None) == (dtype == torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("gap", "noise", "tie"),
+    [
+        (0.1, 0.125, True),
+        (-0.125, 0.125, True),
+        (0.25, 0.125, False),
+        (0.0, None, False),
+        (None, 0.125, False),
+    ],
+)
+def test_texts_part_at_a_tie_where_rounding_moves_the_gap_as_far(
+    gap: float | None, noise: float | None, tie: bool
+) -> None:
+    assert is_tie(gap, noise) is tie
+
+
 def test_where_no_width_matters_there_is_no_noise() -> None:
-    target: Any = TableTarget(5, seed=2)
-    assert rounding_noise(target, PROMPTS[0], text_of(target, PROMPTS[0])) == 0
+    target = half(TableTarget(5, seed=2))
+    assert noise_of(target, PROMPTS[0], text_of(target, PROMPTS[0])) == 0
 
 
 def test_noise_is_at_least_the_spacing_of_what_the_width_rounds() -> None:
     target: Any = RoundingTarget(**CLOSE)
-    found = rounding_noise(target, PROMPTS[0], text_of(target, PROMPTS[0]))
+    found = noise_of(target, PROMPTS[0], text_of(target, PROMPTS[0]))
     assert SPACING <= found <= 2 * SPACING
 
 
 def test_a_text_without_tokens_has_none() -> None:
-    assert rounding_noise(TableTarget(5), PROMPTS[0], []) == 0  # type: ignore[arg-type]
+    assert noise_of(half(TableTarget(5)), PROMPTS[0], []) == 0
 
 
-@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 0.0), (torch.bfloat16, 1e-4)])
-def test_a_model_in_bfloat16_has_more_noise_than_in_float32(
-    dtype: torch.dtype, least: float
-) -> None:
+def test_a_model_in_bfloat16_has_noise_and_in_float32_none_is_asked_for() -> None:
     target: Target = tiny_target("llama")
-    target.model.to(dtype)
     prompt = torch.arange(1, 9)
-    found = rounding_noise(target, prompt, text_of(target, prompt, 24))
-    assert least <= found < (1e-4 if dtype == torch.float32 else 1.0)
+    assert read_again(target, prompt, text_of(target, prompt, 24), 3).noise is None
+    target.model.to(torch.bfloat16)
+    assert 1e-4 <= noise_of(target, prompt, text_of(target, prompt, 24)) < 1.0
 
 
 def equality(target: Any, rule: AcceptanceRule | None = None) -> Any:

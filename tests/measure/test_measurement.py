@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from falcon_lab.config.schema import EvaluationConfig
 from falcon_lab.decoding.generation import Generation, Round, Seconds
+from falcon_lab.decoding.rounding import Reading
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.journal import Journal
@@ -114,11 +115,11 @@ def test_a_row_holds_what_the_engine_did() -> None:
 def test_output_is_held_against_plain_decodings_and_the_margin_asked_for() -> None:
     read: list[list[int]] = []
 
-    def logits(tokens: torch.Tensor) -> torch.Tensor:
-        read.append(tokens.tolist())
+    def again(before: torch.Tensor, tokens: Sequence[int], place: int) -> Reading:
+        read.append([*before.tolist(), *tokens[:place]])
         scores = torch.zeros(128)
         scores[ord("B")], scores[ord("X")] = 2.0, 1.5
-        return scores
+        return Reading(scores, None)
 
     engines = {
         "plain": Scripted(letters("ABC")),
@@ -127,7 +128,7 @@ def test_output_is_held_against_plain_decodings_and_the_margin_asked_for() -> No
         "short": Scripted(letters("A")),
     }
     found = measure(
-        engines, [prompt("0", "ab")], config(), stop=STOP, logits=logits, on_progress=QUIET
+        engines, [prompt("0", "ab")], config(), stop=STOP, read=again, on_progress=QUIET
     )
     [same], [other], [short] = (found.records[name] for name in ("same", "other", "short"))
     assert found.records["plain"][0].identical is None
@@ -157,13 +158,13 @@ def test_a_difference_in_a_later_turn_is_found_there() -> None:
 
     seen: list[list[int]] = []
 
-    def logits(tokens: torch.Tensor) -> torch.Tensor:
-        seen.append(tokens.tolist())
-        return torch.arange(128.0)
+    def again(before: torch.Tensor, tokens: Sequence[int], place: int) -> Reading:
+        seen.append([*before.tolist(), *tokens[:place]])
+        return Reading(torch.arange(128.0), None)
 
     engines = {"plain": Scripted(letters("XY")), "tree": Second([])}
     chat = prompt("0", "a", "b", tokenizer=ChatLetters(), chat=True)
-    found = measure(engines, [chat], config(), stop=STOP, logits=logits, on_progress=QUIET)
+    found = measure(engines, [chat], config(), stop=STOP, read=again, on_progress=QUIET)
     [one] = found.records["tree"]
     assert (one.difference_turn, one.difference_position) == (1, 1)
     assert seen == [letters("<u>a<a>XY<u>b<a>X")]

@@ -154,6 +154,7 @@ def check(
     """
     experiment = decoding_experiment(drafter, overrides_of(options, overrides))
 
+    from falcon_lab.config.schema import dtype_name
     from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
     from falcon_lab.decoding.rounding import EXACT
 
@@ -170,7 +171,8 @@ def check(
     greedy = greedy_equality(plain, engine, tokens, max_new_tokens=config.max_new_tokens, stop=stop)
     click.echo(greedy.verdict)
     if not greedy.passed and target.dtype not in EXACT:
-        click.echo(f"rounding in {target.dtype} does not explain that; see target.dtype=float32")
+        dtype = dtype_name(target.dtype)
+        click.echo(f"rounding in {dtype} does not explain that; see target.dtype=float32")
     sampled = sampled_distance(
         plain,
         engine,
@@ -179,6 +181,7 @@ def check(
         stop=stop,
         samples=samples,
         seed=config.seed,
+        side_by_side=SIDE_BY_SIDE,
     )
     click.echo(sampled.verdict)
     if not engine.lossless:
@@ -186,6 +189,10 @@ def check(
         click.echo(f"NOT lossless: acceptance rule {name!r} is lossy by its own word")
     lossless = engine.lossless and greedy.passed and sampled.passed
     click.get_current_context().exit(0 if lossless else 1)
+
+
+SIDE_BY_SIDE = 16
+"""Plain samples of a prompt that share the target's passes."""
 
 
 def load(experiment: Experiment, check: Callable[[Setup], object]) -> Setup:

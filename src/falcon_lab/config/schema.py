@@ -31,6 +31,12 @@ STAGES = ("target", "data", "distil", "evaluate", "report")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
+
+def dtype_name(dtype: object) -> str:
+    """Return what ``target.dtype`` calls a dtype of torch's."""
+    return str(dtype).removeprefix("torch.")
+
+
 ATTENTION = ("auto", "sdpa", "eager", "flex_attention", "flash_attn", "torch_flash")
 
 PLAIN, HF_GENERATE = "plain", "HF generate"

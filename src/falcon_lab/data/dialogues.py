@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from falcon_lab.config.schema import dtype_name
 from falcon_lab.data.corpora import digest
 from falcon_lab.data.dialogue_card import SHOWN, Card, Line, Statistics, Writer, card_path
 from falcon_lab.data.dialogue_rules import UNREADABLE, EndOrLoop, KeptOut, fault_of, words
@@ -260,7 +261,7 @@ class Dialogist:
         others = [self._form.header, self._form.closing, self._form.template or ""]
         return {
             **asdict(self.settings),
-            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.target.dtype),
             "template": digest(json.dumps(others))[:12],
             "questions": digest(json.dumps(self._given))[:12] if self._given else None,
             "kept_out": digest(json.dumps(self.kept_out.facts))[:12],

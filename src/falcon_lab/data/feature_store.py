@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from falcon_lab.config.schema import dtype_name
 from falcon_lab.data.packing import PackedSequences
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import make_folder, write_atomically, write_whole
@@ -137,7 +138,7 @@ def plan_store(
         rows=len(sequences),
         length=sequences.length,
         hidden=target.hidden_size,
-        dtype=name_of(target.dtype),
+        dtype=dtype_name(target.dtype),
         shard_rows=max(1, shard_bytes // sequence_bytes),
     )
     if (folder / INDEX).exists():
@@ -359,9 +360,4 @@ def check_store(folder: Path, target: Teacher) -> None:
     """
     if (folder / INDEX).exists():
         index = read_index(folder)
-        refuse_mismatch(folder, index, target=target.fingerprint, dtype=name_of(target.dtype))
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype, as configurations write it."""
-    return str(dtype).removeprefix("torch.")
+        refuse_mismatch(folder, index, target=target.fingerprint, dtype=dtype_name(target.dtype))

@@ -6,20 +6,26 @@ R bootstrap resamples, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from falcon_lab.bars import Bar
 from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
-from falcon_lab.decoding.rounding import EXACT, rounding_noise
+from falcon_lab.decoding.rounding import is_tie, read_again
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.sampling import Sampling
 
 Engine = PlainEngine | SpeculativeEngine
+
+BAR_DELAY = 3.0
+"""Seconds of work after which a progress bar appears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +58,19 @@ class GreedyEquality:
         prompts: how many were compared.
         tokens: tokens of the plain texts.
         divergences: the first difference of every text that differs.
-        noise: how far rounding moves such a gap in the texts that differ (``rounding_noise``); 0
-            in types where it is no excuse.
+        noise: how far rounding moves such a gap in the texts that differ (``Reading``); None where
+            none differs, and in types where it is no excuse.
     """
 
     prompts: int
     tokens: int
     divergences: tuple[Divergence, ...]
-    noise: float = 0.0
+    noise: float | None = None
 
     @property
     def faults(self) -> tuple[Divergence, ...]:
         """Return the differences that no rounding explains."""
-        return tuple(
-            each
-            for each in self.divergences
-            if not self.noise or each.gap is None or each.gap > self.noise
-        )
+        return tuple(each for each in self.divergences if not is_tie(each.gap, self.noise))
 
     @property
     def passed(self) -> bool:
@@ -80,7 +82,7 @@ class GreedyEquality:
         """Return the verdict as one sentence."""
         if not self.divergences:
             return f"greedy output is identical: {self.tokens} tokens over {self.prompts} prompts"
-        moved = f"passes of other widths move such gaps by up to {self.noise:.2g}"
+        moved = f"passes of other widths move such gaps by up to {self.noise or 0:.2g}"
         if self.passed:
             widest = max(each.gap or 0.0 for each in self.divergences)
             return (
@@ -93,7 +95,7 @@ class GreedyEquality:
             f"greedy output differs on {len(self.faults)} of {self.prompts} prompts, first at "
             f"new token {first.position} of prompt {first.prompt} ({first.plain} became "
             f"{first.speculative}); largest logit margin at a first difference: {widest:.2g}"
-        ) + (f"; {moved}" if self.noise else "")
+        ) + (f"; {moved}" if self.noise is not None else "")
 
 
 def greedy_equality(
@@ -106,13 +108,12 @@ def greedy_equality(
 ) -> GreedyEquality:
     """Decode every prompt (``[P]`` long) both ways and compare.
 
-    In a type that is not ``EXACT`` every text that differs is read again, to see whether it parts
-    at a tie.
+    Every text that differs is read again, to see whether it parts at a tie.
     """
     tokens = 0
     divergences = []
-    noise = 0.0
-    for index, prompt in enumerate(prompts):
+    noise: float | None = None
+    for index, prompt in enumerate(Bar(prompts, desc="greedy texts", delay=BAR_DELAY, leave=False)):
         generator = torch.Generator(prompt.device).manual_seed(0)
         ours, theirs = (
             engine.generate(
@@ -127,26 +128,17 @@ def greedy_equality(
         tokens += len(theirs)
         for position, (right, found) in enumerate(zip_longest(theirs, ours)):
             if right != found:
-                logits = next_logits(plain, prompt, theirs[:position])
+                read = read_again(plain.target, prompt, theirs, position)
+                logits = read.logits
                 best, second = logits.topk(2).values.tolist()
                 gap = None
                 if right is not None and found is not None:
                     gap = float((logits[right] - logits[found]).abs())
                 divergences.append(Divergence(index, position, right, found, best - second, gap))
-                if plain.target.dtype not in EXACT:
-                    noise = max(noise, rounding_noise(plain.target, prompt, theirs))
+                if read.noise is not None:
+                    noise = max(noise or 0.0, read.noise)
                 break
     return GreedyEquality(len(prompts), tokens, tuple(divergences), noise)
-
-
-@torch.no_grad()
-def next_logits(plain: PlainEngine, prompt: Tensor, tokens: list[int]) -> Tensor:
-    """Return the logits ``[V]``, in float32, that plain decoding has after ``tokens``."""
-    cache = plain.target.new_cache(len(prompt) + len(tokens))
-    logits = plain.target.prefill(prompt, cache).logits
-    for token in prompt.new_tensor(tokens):
-        logits = plain.target.step(token, cache).logits
-    return logits[-1].float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +190,7 @@ def sampled_distance(
     seed: int = 0,
     confidence: float = 0.99,
     resamples: int = 500,
+    side_by_side: int = 1,
 ) -> SampledDistance:
     """Sample continuations both ways and compare their distributions.
 
@@ -215,14 +208,22 @@ def sampled_distance(
         seed: of everything.
         confidence: of the interval.
         resamples: R.
+        side_by_side: plain samples that share the target's passes, and the prompt in them. The
+            speculative ones are drawn one by one, as users decode.
     """
     distances, floors, spreads = [], [], []
     generator = torch.Generator().manual_seed(seed)
+    beside = PlainEngine(plain.target, decoding=plain.decoding, shares_beginnings=True)
+    count = 3 * samples * len(prompts)
+    bar = Bar(total=count, desc="sampled texts", delay=BAR_DELAY, leave=False)
     for index, prompt in enumerate(prompts):
         sets = []
-        for part, engine in enumerate((speculative, plain, plain)):
+        for part, engine in enumerate((speculative, beside, beside)):
             draws = torch.Generator(prompt.device).manual_seed(seed + 3 * index + part + 1)
-            sets.append(_continuations(engine, prompt, samples, tokens, sampling, draws, stop))
+            settings = {"max_new_tokens": tokens, "sampling": sampling, "stop": stop}
+            size = 1 if engine is speculative else side_by_side
+            texts = _continuations(engine, prompt, samples, size, draws, settings)
+            sets.append(_collected(texts, samples, tokens, bar))
         columns = _columns(torch.stack(sets), joint)
         everything = torch.arange(samples)[None]
         distance, floor = _distances(columns, [everything] * 3)
@@ -237,6 +238,7 @@ def sampled_distance(
         spreads.append(again - again.mean())
     found, floor = torch.stack(distances).mean(), torch.stack(floors).mean()
     excess = found - floor + torch.stack(spreads).mean(0)
+    bar.close()
     tail = (1 - confidence) / 2
     low, high = excess.quantile(excess.new_tensor([tail, 1 - tail])).tolist()
     return SampledDistance(samples, float(found), float(floor), (low, high), confidence)
@@ -251,18 +253,26 @@ def _continuations(
     engine: Engine,
     prompt: Tensor,
     samples: int,
-    tokens: int,
-    sampling: Sampling,
+    side_by_side: int,
     generator: torch.Generator,
-    stop: StopCondition,
-) -> Tensor:
-    """Sample S continuations, ``[S, tokens]`` long; -1 after the end of a text."""
+    settings: Mapping[str, Any],
+) -> Iterator[Generation]:
+    """Sample S continuations."""
+    if side_by_side == 1:
+        return (engine.generate(prompt, generator=generator, **settings) for _ in range(samples))
+    draws = [generator] * samples
+    together = engine.stream(
+        [prompt] * samples, batch_size=side_by_side, generators=draws, **settings
+    )
+    return (text for _, text in together)
+
+
+def _collected(found: Iterator[Generation], samples: int, tokens: int, bar: Bar) -> Tensor:
+    """Return continuations as ``[S, tokens]`` long; -1 after the end of a text."""
     texts = torch.full((samples, tokens), -1)
-    for text in texts:
-        found = engine.generate(
-            prompt, max_new_tokens=tokens, sampling=sampling, generator=generator, stop=stop
-        ).tokens
-        text[: len(found)] = torch.tensor(found)
+    for row, text in zip(texts, found, strict=True):
+        row[: len(text.tokens)] = torch.tensor(text.tokens)
+        bar.update()
     return texts
 
 

@@ -10,6 +10,7 @@ Shapes: P prompt tokens, n tokens of a text, w tokens of a pass, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,33 +24,70 @@ WIDTHS = (2, 4, 8, 16, 32)
 """Tokens of the passes that are compared with steps of one."""
 
 
-@torch.no_grad()
-def rounding_noise(
-    target: Target, prompt: Tensor, tokens: Sequence[int], widths: Sequence[int] = WIDTHS
-) -> float:
-    """Return the farthest that passes over several tokens move the gap of the two best logits.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text read again, step by step, since another one has left it at some place.
 
-    The text is read token by token, and again in chains of every width.
+    Attributes:
+        logits: ``[V]`` float32, which plain decoding has at that place.
+        noise: the farthest that passes over several tokens move the gap of the two best logits,
+            anywhere in the text; None in a type where rounding is no excuse.
+    """
+
+    logits: Tensor
+    noise: float | None
+
+
+def is_tie(gap: float | None, noise: float | None) -> bool:
+    """Return whether rounding explains that two texts part.
+
+    Args:
+        gap: between the logits of the two tokens, as plain decoding has them; None: not known.
+        noise: of the text (``Reading``).
+    """
+    return gap is not None and noise is not None and abs(gap) <= noise
+
+
+@torch.no_grad()
+def read_again(
+    target: Target,
+    prompt: Tensor,
+    tokens: Sequence[int],
+    place: int,
+    widths: Sequence[int] = WIDTHS,
+) -> Reading:
+    """Read a text as plain decoding does, and in a type that is not ``EXACT`` in wider passes too.
 
     Args:
         target: as it decodes: its passes, device and type.
         prompt: ``[P]`` long.
         tokens: the text behind it.
+        place: where another text has left it.
         widths: of the passes.
     """
+    exact = target.dtype in EXACT
+    first, *steps = _passes(target, prompt, tokens[:place] if exact else tokens, 1)
+    logits = steps[place - 1] if place else first
+    return Reading(logits[-1], None if exact else _noise(target, prompt, tokens, steps, widths))
+
+
+def _noise(
+    target: Target,
+    prompt: Tensor,
+    tokens: Sequence[int],
+    steps: Sequence[Tensor],
+    widths: Sequence[int],
+) -> float:
+    """Return the farthest that passes over several tokens move the gap of the two best logits."""
     if not tokens:
         return 0.0
-    best = [logits.topk(2) for logits in _passes(target, prompt, tokens, 1)]
+    best = [logits.topk(2) for logits in steps]
     pairs = torch.cat([each.indices for each in best])
     gaps = _gap(torch.cat([each.values for each in best]))
     farthest = gaps.new_zeros(())
     for width in widths:
-        parts = zip(
-            _passes(target, prompt, tokens, width),
-            pairs.split(width),
-            gaps.split(width),
-            strict=True,
-        )
+        _, *wide = _passes(target, prompt, tokens, width)
+        parts = zip(wide, pairs.split(width), gaps.split(width), strict=True)
         for logits, pair, gap in parts:
             farthest = farthest.maximum((_gap(logits.gather(1, pair)) - gap).abs().max())
     return float(farthest)
@@ -60,9 +98,11 @@ def _gap(best: Tensor) -> Tensor:
 
 
 def _passes(target: Target, prompt: Tensor, tokens: Sequence[int], width: int) -> Iterator[Tensor]:
-    """Yield the float32 logits ``[w, V]`` of passes over so many tokens behind a prompt."""
+    """Yield float32 logits: ``[1, V]`` of the prompt, ``[w, V]`` of every pass behind it."""
     cache = target.new_cache(len(prompt) + len(tokens))
-    target.prefill(prompt, cache)
+    yield target.prefill(prompt, cache).logits.float()
+    if not tokens:
+        return
     for part in prompt.new_tensor(tokens).split(width):
         start, count = cache.length, len(part)
         if width == 1:

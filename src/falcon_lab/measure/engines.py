@@ -24,7 +24,7 @@ from falcon_lab.decoding.assembling import (
 )
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
-from falcon_lab.decoding.rounding import EXACT, rounding_noise
+from falcon_lab.decoding.rounding import read_again
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, refuse_other_target, saved_node
 from falcon_lab.errors import FalconLabError
@@ -407,10 +407,7 @@ class Setup:
             config or self.experiment.evaluation,
             stop=self.stop,
             hf=hf,
-            logits=lambda tokens: self.target.prefill(
-                tokens, self.target.new_cache(len(tokens))
-            ).logits[-1],
-            noise=None if self.target.dtype in EXACT else partial(rounding_noise, self.target),
+            read=partial(read_again, self.target),
             journal=journal,
         )
 

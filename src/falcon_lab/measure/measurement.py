@@ -18,7 +18,7 @@ from falcon_lab.config.schema import HF_GENERATE, PLAIN, EvaluationConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.journal import Journal
-from falcon_lab.measure.metrics import NextLogits, Noise, compare_with_plain
+from falcon_lab.measure.metrics import Reader, compare_with_plain
 from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
@@ -81,8 +81,7 @@ def measure(
     *,
     stop: StopCondition,
     hf: Engine | None = None,
-    logits: NextLogits | None = None,
-    noise: Noise | None = None,
+    read: Reader | None = None,
     on_progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> Measurement:
@@ -98,8 +97,7 @@ def measure(
         config: lengths, sampling, repeats, warm-up, threads, seed.
         stop: when an answer ends.
         hf: Hugging Face's engine, a method of its own beside plain decoding.
-        logits: for the margin at the first token that differs from plain decoding.
-        noise: of texts that differ; None where rounding is no excuse.
+        read: tells margin and noise where texts differ from plain decoding's.
         on_progress: None draws a progress bar.
         journal: with it the measurement resumes where an equal one stopped. A prompt that
             some method had not answered is answered by all of them again: what is compared was
@@ -119,7 +117,7 @@ def measure(
         for name in records:
             if name != PLAIN:
                 three = zip(records[PLAIN], records[name], prompts, strict=True)
-                records[name] = [compare_with_plain(*each, logits, noise) for each in three]
+                records[name] = [compare_with_plain(*each, read) for each in three]
     lossless = {n: e.lossless for n, e in session.engines.items()}
     return Measurement(records, lossless, session.repeats, session.warmups)
 

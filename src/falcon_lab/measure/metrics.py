@@ -13,25 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from falcon_lab.decoding.rounding import Reading, is_tie
 from falcon_lab.measure import statistics
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.records import Record, RoundColumns, Times, tokens_per_second, total_times
 
-NextLogits = Callable[[Tensor], Tensor]
-"""Maps a sequence to the target's logits for what follows a sequence: ``[P]`` long -> ``[V]``."""
-Noise = Callable[[Tensor, Sequence[int]], float]
-"""Tells of a prompt ``[P]`` and a text how far rounding moves margins (``rounding_noise``)."""
+Reader = Callable[[Tensor, Sequence[int], int], Reading]
+"""Reads plain decoding's text behind a prompt ``[P]`` again, which another one has left at some
+place (``rounding.read_again``)."""
 
 
 def compare_with_plain(
     plain: Record,
     record: Record,
     prompt: EncodedPrompt,
-    logits: NextLogits | None,
-    noise: Noise | None = None,
+    read: Reader | None,
 ) -> Record:
     """Return the record with its agreement with plain decoding filled in.
 
@@ -39,23 +37,24 @@ def compare_with_plain(
         plain: plain decoding's record of the same prompt.
         record: the method's.
         prompt: of both.
-        logits: for the margin at the first difference; None leaves it out.
-        noise: of texts that differ; None where rounding is no excuse.
+        read: tells margin and noise of texts that differ; None leaves them out.
     """
     for turn, (expected, got) in enumerate(zip(plain.turns, record.turns, strict=True)):
         place = first_difference(expected.tokens, got.tokens)
         if place is not None:
-            read = prompt.tokens([t.tokens for t in plain.turns[:turn]])
-            margin = None
-            if logits is not None:
-                margin = _margin(logits, read, expected.tokens, got.tokens, place)
+            margin = noise = None
+            if read is not None:
+                before = prompt.tokens([t.tokens for t in plain.turns[:turn]])
+                found = read(before, expected.tokens, place)
+                noise = found.noise
+                margin = _margin(found.logits, expected.tokens, got.tokens, place)
             return replace(
                 record,
                 identical=False,
                 difference_turn=turn,
                 difference_position=place,
                 margin=margin,
-                noise=None if noise is None else noise(read, expected.tokens),
+                noise=noise,
             )
     return replace(record, identical=True)
 
@@ -68,14 +67,10 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
-def _margin(
-    logits: NextLogits, read: Tensor, expected: list[int], got: list[int], place: int
-) -> float:
-    prefix = read.new_tensor(expected[:place])
-    scores = logits(torch.cat([read, prefix])).float()  # [V]
+def _margin(logits: Tensor, expected: list[int], got: list[int], place: int) -> float:
     if place < min(len(expected), len(got)):
-        return float(scores[expected[place]] - scores[got[place]])
-    best = scores.topk(2).values
+        return float(logits[expected[place]] - logits[got[place]])
+    best = logits.topk(2).values
     return float(best[0] - best[1])
 
 
@@ -215,7 +210,7 @@ def summarise(
         repeats_agree=all(record.repeats_agree for record in records),
         distinct=sum(record.distinct for record in records) / len(records),
         finish=_finishes(records),
-        ties=sum(record.parts_at_tie for record in records),
+        ties=sum(is_tie(record.margin, record.noise) for record in records),
     )
 
 

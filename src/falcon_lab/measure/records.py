@@ -140,16 +140,6 @@ class Record:
     noise: float | None = None
 
     @property
-    def parts_at_tie(self) -> bool:
-        """Return whether rounding explains the first difference.
-
-        It has moved the margin once in the method's pass, and once in the pass that read it.
-        """
-        if self.margin is None or self.noise is None:
-            return False
-        return abs(self.margin) <= 2 * self.noise
-
-    @property
     def tokens(self) -> list[int]:
         """Return the new tokens of all turns."""
         return [token for turn in self.turns for token in turn.tokens]

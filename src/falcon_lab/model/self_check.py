@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from falcon_lab.config.schema import dtype_name
 from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.model.target import Target
 from falcon_lab.tree import TokenTree, ancestor_matrix
@@ -94,7 +95,7 @@ def _by_tree(target: Target, tokens: Tensor) -> Tensor:
 
 def _compare(target: Target, ours: Tensor, expected: Tensor, what: str) -> None:
     if not bool(expected.isfinite().all()):
-        dtype = str(target.dtype).removeprefix("torch.")
+        dtype = dtype_name(target.dtype)
         raise _no_target(
             target,
             "its logits are not finite: its weights are damaged (fetch or save them again), or "

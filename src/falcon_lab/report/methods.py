@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from falcon_lab.config.schema import dtype_name
 from falcon_lab.measure.metrics import DEFINITIONS
 from falcon_lab.report.tables import Cell, Column, Table, decimals, percent, shares, times
 
@@ -205,7 +206,7 @@ def setting(results: Mapping[str, Any], more: Sequence[str]) -> str:
     """Return where figures come from, in words between commas: machine, precision, and ``more``."""
     h = results["hardware"]
     machine = h.get("gpu") or f"{h['cpu']}, {h['threads']} of {h['cores']} cores"
-    dtype = str(h.get("dtype") or "").removeprefix("torch.")
+    dtype = dtype_name(h.get("dtype") or "")
     return ", ".join([machine, dtype, "one sequence at a time", *more])
 
 

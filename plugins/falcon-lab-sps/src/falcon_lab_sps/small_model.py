@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from falcon_lab.config.schema import TargetConfig
+from falcon_lab.config.schema import TargetConfig, dtype_name
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost
 from falcon_lab.model.backbone import Backbone, of_the_kind, plain_attention
@@ -177,7 +177,7 @@ def _loaded(config: SpsConfig, host: DrafterHost) -> Any:
     wanted = TargetConfig(
         name=config.model,
         revision=config.revision,
-        dtype=str(host.dtype).removeprefix("torch."),
+        dtype=dtype_name(host.dtype),
         attention=plain_attention(host.config),
         device=str(host.device),
     )

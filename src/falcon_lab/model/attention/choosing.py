@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from falcon_lab.config.schema import dtype_name
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.attention.backend import Backend, Kernel, fold, widened
 from falcon_lab.model.attention.kernels import KERNELS, usable_kernels
@@ -262,7 +263,7 @@ def _times(name: str, timings: Sequence[Timing]) -> str:
 
 
 def _words(shape: AttentionShape) -> str:
-    dtype = str(shape.dtype).removeprefix("torch.")
+    dtype = dtype_name(shape.dtype)
     return f"heads of {shape.head_size} numbers in {dtype} on {shape.device.type}"
 
 

@@ -93,6 +93,11 @@ def bench_batches(
     setup = Setup(experiment, target, components)
     built = setup.methods()
     engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: setup.plain(), **built.engines}
+    if experiment.decoding.compile != "none":
+        announce(
+            f"decoding.compile={experiment.decoding.compile}: one sequence has compiled passes; "
+            "several that share a pass are read by the target without"
+        )
     prompts = [prompt.tokens([]) for prompt in setup.prompts()]
     jobs = [
         Job(name, size, answering(setup, engine, size, prompts), target.device)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falcon_lab.config.schema import Experiment
+from falcon_lab.config.schema import Experiment, dtype_name
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.records import Record, Times, total_times
 from falcon_lab.plugins.discovery import load_components
@@ -105,7 +105,7 @@ def load_assistant(setup: Setup, name: str | None) -> Target | None:
         name=name,
         revision=None,
         pretraining=None,
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=dtype_name(target.dtype),
         device=str(target.device),
     )
     found: Target = ensure_target(config, setup.announce)
