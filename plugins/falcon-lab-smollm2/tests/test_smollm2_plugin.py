@@ -11,6 +11,8 @@ import pytest
 
 from falcon_lab import testing
 from falcon_lab.config.schema import TargetConfig
+from falcon_lab.data.dialogue_card import Card
+from falcon_lab.data.documents import read_documents
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.hooks import BROUGHT
 from falcon_lab.pretraining.target import source_of
@@ -99,6 +101,16 @@ def test_what_is_brought_is_there_or_said_to_be_missing(kind: str) -> None:
     else:
         with pytest.raises(FalconLabError, match="install falcon-lab-smollm2 again"):
             KNOWN.brought(kind, own.name)
+
+
+def test_the_dialogues_are_those_that_their_card_counts() -> None:
+    [corpus] = [c for c in KNOWN.components if c.name == "smollm2-dialogues"]
+    card = Card.read(corpus.path)
+    documents = list(read_documents(corpus.path, corpus.name))
+    assert (card.target.name, len(documents)) == ("smollm2", card.dialogues)
+    assert all(len(document.messages or ()) == 2 for document in documents)
+    assert {"mt_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl"} <= set(card.kept_out)
+    assert corpus.path.stat().st_size == card.bytes
 
 
 @pytest.mark.slow
