@@ -69,21 +69,24 @@ def opened_drafter(drafter: str | Path, components: Components | None = None) ->
         raise FalconLabError(f"{error}, or a drafter by name{meant}") from error
 
 
-def decoding_experiment(drafter: str | Path | None, overrides: Sequence[str]) -> Experiment:
+def decoding_experiment(
+    drafter: str | Path | None, overrides: Sequence[str], defaults: Sequence[Override] = ()
+) -> Experiment:
     """Return the defaults under what a saved drafter knows of its target and the overrides.
 
     Args:
         drafter: its folder or name.
         overrides: of the configuration.
+        defaults: of a command, where they are not the configuration's own.
 
     Raises:
         FalconLabError: there is no such drafter, or an override is wrong.
     """
     if drafter is None:
-        return load_experiment(None, overrides)
+        return load_experiment(None, overrides, known=defaults)
     components = load_components()
     with opened_drafter(drafter, components) as folder:
-        known = target_overrides(folder)
+        known = [*defaults, *target_overrides(folder)]
     return load_experiment(None, overrides, known=known, components=components)
 
 
