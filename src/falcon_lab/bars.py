@@ -9,6 +9,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 MINUTE = 60.0
 """Seconds between two lines in a log file."""
+BAR_DELAY = 3.0
+"""Seconds of work after which a bar appears that is not always worth one."""
 
 
 class Bar(tqdm):

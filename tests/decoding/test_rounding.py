@@ -41,7 +41,7 @@ def half(target: Any) -> Any:
 
 
 def noise_of(target: Any, prompt: torch.Tensor, tokens: list[int]) -> float:
-    found = read_again(target, prompt, tokens, 0).noise
+    found = read_again(target, prompt, tokens).noise
     assert found is not None
     return found
 
@@ -52,8 +52,9 @@ def test_what_is_read_again_are_the_logits_that_plain_decoding_chose_by(place: i
     for dtype in (torch.bfloat16, torch.float32):
         target.dtype = dtype
         text = text_of(target, PROMPTS[0])
-        found = read_again(target, PROMPTS[0], text, place)
-        assert int(found.logits.argmax()) == text[place]
+        found = read_again(target, PROMPTS[0], text)
+        assert len(found.logits) == len(text) + 1
+        assert int(found.logits[place].argmax()) == text[place]
         assert (found.noise is None) == (dtype == torch.float32)
 
 
@@ -91,7 +92,7 @@ def test_a_text_without_tokens_has_none() -> None:
 def test_a_model_in_bfloat16_has_noise_and_in_float32_none_is_asked_for() -> None:
     target: Target = tiny_target("llama")
     prompt = torch.arange(1, 9)
-    assert read_again(target, prompt, text_of(target, prompt, 24), 3).noise is None
+    assert read_again(target, prompt, text_of(target, prompt, 24)).noise is None
     target.model.to(torch.bfloat16)
     assert 1e-4 <= noise_of(target, prompt, text_of(target, prompt, 24)) < 1.0
 

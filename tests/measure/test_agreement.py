@@ -35,7 +35,7 @@ def agreement(margin: float, noise: float | None) -> Record:
         plain,
         other,
         prompt("p0", "a"),
-        lambda *_: Reading(torch.tensor([0.0, -9.0, -9.0, margin]), noise),
+        lambda *_: Reading(torch.tensor([0.0, -9.0, -9.0, margin]).expand(4, -1), noise),
     )
 
 

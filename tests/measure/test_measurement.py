@@ -115,10 +115,10 @@ def test_a_row_holds_what_the_engine_did() -> None:
 def test_output_is_held_against_plain_decodings_and_the_margin_asked_for() -> None:
     read: list[list[int]] = []
 
-    def again(before: torch.Tensor, tokens: Sequence[int], place: int) -> Reading:
-        read.append([*before.tolist(), *tokens[:place]])
-        scores = torch.zeros(128)
-        scores[ord("B")], scores[ord("X")] = 2.0, 1.5
+    def again(before: torch.Tensor, tokens: Sequence[int]) -> Reading:
+        read.append([*before.tolist(), *tokens])
+        scores = torch.zeros(4, 128)
+        scores[1, ord("B")], scores[1, ord("X")] = 2.0, 1.5
         return Reading(scores, None)
 
     engines = {
@@ -137,7 +137,7 @@ def test_output_is_held_against_plain_decodings_and_the_margin_asked_for() -> No
     assert other.margin == pytest.approx(0.5)
     assert (short.identical, short.difference_position) == (False, 1)
     assert short.margin == pytest.approx(0.5)  # between the two best: the answer had ended
-    assert read == [letters("abA"), letters("abA")]
+    assert read == [letters("abABC")]  # once, though two have left it
 
 
 def test_every_method_goes_on_from_its_own_answer() -> None:
@@ -158,16 +158,16 @@ def test_a_difference_in_a_later_turn_is_found_there() -> None:
 
     seen: list[list[int]] = []
 
-    def again(before: torch.Tensor, tokens: Sequence[int], place: int) -> Reading:
-        seen.append([*before.tolist(), *tokens[:place]])
-        return Reading(torch.arange(128.0), None)
+    def again(before: torch.Tensor, tokens: Sequence[int]) -> Reading:
+        seen.append([*before.tolist(), *tokens])
+        return Reading(torch.arange(128.0).expand(3, -1), None)
 
     engines = {"plain": Scripted(letters("XY")), "tree": Second([])}
     chat = prompt("0", "a", "b", tokenizer=ChatLetters(), chat=True)
     found = measure(engines, [chat], config(), stop=STOP, read=again, on_progress=QUIET)
     [one] = found.records["tree"]
     assert (one.difference_turn, one.difference_position) == (1, 1)
-    assert seen == [letters("<u>a<a>XY<u>b<a>X")]
+    assert seen == [letters("<u>a<a>XY<u>b<a>XY")]
     assert one.margin == -1.0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falcon_lab.bars import Bar
+from falcon_lab.bars import BAR_DELAY, Bar
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.generation import Generation
 from falcon_lab.decoding.plain import PlainEngine
@@ -23,9 +23,6 @@ from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.sampling import Sampling
 
 Engine = PlainEngine | SpeculativeEngine
-
-BAR_DELAY = 3.0
-"""Seconds of work after which a progress bar appears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +125,8 @@ def greedy_equality(
         tokens += len(theirs)
         for position, (right, found) in enumerate(zip_longest(theirs, ours)):
             if right != found:
-                read = read_again(plain.target, prompt, theirs, position)
-                logits = read.logits
+                read = read_again(plain.target, prompt, theirs)
+                logits = read.logits[position]
                 best, second = logits.topk(2).values.tolist()
                 gap = None
                 if right is not None and found is not None:

@@ -26,10 +26,10 @@ WIDTHS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A text read again, step by step, since another one has left it at some place.
+    """A text of n tokens read again, step by step, since another one has left it.
 
     Attributes:
-        logits: ``[V]`` float32, which plain decoding has at that place.
+        logits: ``[n + 1, V]`` float32, which plain decoding has at every place.
         noise: the farthest that passes over several tokens move the gap of the two best logits,
             anywhere in the text; None in a type where rounding is no excuse.
     """
@@ -53,7 +53,6 @@ def read_again(
     target: Target,
     prompt: Tensor,
     tokens: Sequence[int],
-    place: int,
     widths: Sequence[int] = WIDTHS,
 ) -> Reading:
     """Read a text as plain decoding does, and in a type that is not ``EXACT`` in wider passes too.
@@ -62,13 +61,12 @@ def read_again(
         target: as it decodes: its passes, device and type.
         prompt: ``[P]`` long.
         tokens: the text behind it.
-        place: where another text has left it.
         widths: of the passes.
     """
+    first, *steps = _passes(target, prompt, tokens, 1)
     exact = target.dtype in EXACT
-    first, *steps = _passes(target, prompt, tokens[:place] if exact else tokens, 1)
-    logits = steps[place - 1] if place else first
-    return Reading(logits[-1], None if exact else _noise(target, prompt, tokens, steps, widths))
+    noise = None if exact else _noise(target, prompt, tokens, steps, widths)
+    return Reading(torch.cat([first, *steps]), noise)
 
 
 def _noise(

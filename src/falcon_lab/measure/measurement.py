@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from falcon_lab.bars import BAR_DELAY, Bar
 from falcon_lab.config.schema import HF_GENERATE, PLAIN, EvaluationConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.journal import Journal
-from falcon_lab.measure.metrics import Reader, compare_with_plain
+from falcon_lab.measure.metrics import Reader, ReadOnce, compare_with_plain
 from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
@@ -114,12 +115,22 @@ def measure(
         session.run(report)
     records = {name: session.records(name) for name in session.engines}
     if PLAIN in records and config.temperature == 0:
-        for name in records:
-            if name != PLAIN:
-                three = zip(records[PLAIN], records[name], prompts, strict=True)
-                records[name] = [compare_with_plain(*each, read) for each in three]
+        _compare(records, prompts, read)
     lossless = {n: e.lossless for n, e in session.engines.items()}
     return Measurement(records, lossless, session.repeats, session.warmups)
+
+
+def _compare(
+    records: Mapping[str, list[Record]], prompts: Sequence[EncodedPrompt], read: Reader | None
+) -> None:
+    """Fill in every method's agreement with plain decoding, prompt by prompt."""
+    bar = Bar(prompts, desc="texts compared", unit="prompt", delay=BAR_DELAY, leave=False)
+    for number, prompt in enumerate(bar):
+        once = None if read is None else ReadOnce(read)
+        plain = records[PLAIN][number]
+        for name, of_method in records.items():
+            if name != PLAIN:
+                of_method[number] = compare_with_plain(plain, of_method[number], prompt, once)
 
 
 def _ordered(engines: Mapping[str, Engine], hf: Engine | None) -> dict[str, Engine]:
@@ -274,7 +285,6 @@ def _reporter(on_progress: Progress | None, total: int) -> Iterator[Callable[[st
     if not total:  # all of it was measured before
         yield lambda method: None
         return
-    from falcon_lab.bars import Bar
 
     with Bar(total=total, desc="evaluate", unit="answer") as bar:
         started = False

@@ -20,9 +20,28 @@ from falcon_lab.measure import statistics
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.records import Record, RoundColumns, Times, tokens_per_second, total_times
 
-Reader = Callable[[Tensor, Sequence[int], int], Reading]
-"""Reads plain decoding's text behind a prompt ``[P]`` again, which another one has left at some
-place (``rounding.read_again``)."""
+Reader = Callable[[Tensor, Sequence[int]], Reading]
+"""Reads plain decoding's text behind a prompt ``[P]`` again, which another one has left
+(``rounding.read_again``)."""
+
+
+class ReadOnce:
+    """Reads a prompt's texts again, each once, however many methods have left it.
+
+    Args:
+        read: reads one.
+    """
+
+    def __init__(self, read: Reader) -> None:
+        self._read = read
+        self._known: dict[tuple[int, ...], Reading] = {}
+
+    def __call__(self, before: Tensor, tokens: Sequence[int]) -> Reading:
+        """Return the reading of the text behind ``before``, ``[P]``."""
+        key = (*before.tolist(), *tokens)
+        if key not in self._known:
+            self._known[key] = self._read(before, tokens)
+        return self._known[key]
 
 
 def compare_with_plain(
@@ -45,9 +64,9 @@ def compare_with_plain(
             margin = noise = None
             if read is not None:
                 before = prompt.tokens([t.tokens for t in plain.turns[:turn]])
-                found = read(before, expected.tokens, place)
+                found = read(before, expected.tokens)
                 noise = found.noise
-                margin = _margin(found.logits, expected.tokens, got.tokens, place)
+                margin = _margin(found.logits[place], expected.tokens, got.tokens, place)
             return replace(
                 record,
                 identical=False,
