@@ -161,7 +161,7 @@ def test_texts_that_are_too_short_are_said_so(models: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a saved drafter's folder; --help shows how"),
+        ([], "name a saved drafter's folder or name; --help shows how"),
         (["nowhere"], "nowhere: no saved drafter here (config.json is missing)"),
         (["DRAFTER", "--tree=chian"], "override 'tree.name=chian': tree.name: no"),
         (["DRAFTER", "--tree=gone.yaml"], "gone.yaml: no such file"),
