@@ -42,7 +42,7 @@ def test_the_script_writes_figures_and_no_answers(
     measured = set(results["methods"])
     assert {"plain", "HF generate", "chain depth=8", "static template=k2-10-d8"} <= measured
     assert str(tuned) in measured
-    assert list(results["left_out"]) == ["HF assisted", "lookup"]
+    assert list(results["left_out"]) == ["HF assisted", "llama.cpp", "lookup"]
     assert results["hardware"]["threads"] == 1
     assert results["bench"]["machine"]["matrix_side"] == 128
     for row in results["rows"]:
