@@ -212,6 +212,8 @@ def supports(base: Any) -> bool:
     config = base.config
     if config.model_type not in FAMILIES or not _takes_masks(config._attn_implementation):
         return False
+    if not len(base.layers):
+        return False  # nothing to walk: the family itself says what is wrong
     rotary = base.rotary_emb
     if rotary.rope_type not in STATIC_ROPE:
         return False
