@@ -303,8 +303,9 @@ class SpeculativeEngine(Engine):
 
     @property
     def max_nodes(self) -> int:
-        """Most nodes of a round, auxiliary nodes counted."""
-        return self.tree_builder.max_nodes + self.drafter.max_auxiliary
+        """Most nodes of a round, auxiliary nodes counted, or positions that drafting takes."""
+        nodes = self.tree_builder.max_nodes + self.drafter.max_auxiliary
+        return max(nodes, self.drafter.provisional(self.tree_builder))
 
     @property
     def lossless(self) -> bool:

@@ -16,7 +16,7 @@ from falcon_lab.decoding.accepting import Accepted, accept
 from falcon_lab.decoding.drafting import observation, with_auxiliary
 from falcon_lab.decoding.generation import Generation, Laps, OnRound, PhaseClock, Round, Seconds
 from falcon_lab.drafters.sequences import OneByOne
-from falcon_lab.interfaces import Budget, Frontier, RoundContext, RoundOutcome
+from falcon_lab.interfaces import Budget, Frontier, RoundContext, RoundOutcome, RunsTarget
 from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ class SpeculativeRounds:
         self._drafter = drafter
         self._drafts = drafts
         self._own = drafts.drafters if isinstance(drafts, OneByOne) else ()
+        if isinstance(drafts, RunsTarget):
+            drafts.attach(sequences)
         self._parts = parts
         self._chunk = chunk
 

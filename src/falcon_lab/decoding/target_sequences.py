@@ -8,13 +8,17 @@ Shapes: B sequences, N tree nodes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.decoding.accepting import Accepted
+from falcon_lab.interfaces import DraftTokens, LayerPlan
+from falcon_lab.model.masks import provisional_mask, send
+from falcon_lab.model.passes import NewPositions
 from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -49,6 +53,10 @@ class TargetSequences(Protocol):
         """Commit the accepted path of every tree."""
         ...
 
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append provisional tokens of some sequences (``TargetLayers``)."""
+        ...
+
 
 def target_sequences(target: Target, count: int, capacity: int) -> TargetSequences:
     """Make room for ``count`` sequences of up to ``capacity`` positions, the tree's counted."""
@@ -69,7 +77,7 @@ class OneSequence:
         del count
         self._target = target
         self._cache = target.new_cache(capacity)
-        self._start = 0
+        self._start = 0  # committed positions
 
     def open(self, place: int) -> KVCache:
         """Return the cache, emptied."""
@@ -77,7 +85,8 @@ class OneSequence:
         return self._cache
 
     def fill(self, place: int, cache: KVCache) -> None:
-        """Do nothing: the sequence is there."""
+        """Note how long the sequence is, which is there already."""
+        self._start = cache.length
 
     def drop(self, place: int) -> None:
         """Do nothing: no other sequence follows."""
@@ -87,13 +96,22 @@ class OneSequence:
         return self._target.step(roots[0], self._cache).logits
 
     def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
-        """Read a tree."""
-        self._start = self._cache.length
+        """Read a tree, in the place of what was provisional."""
+        if self._cache.length > self._start:
+            self._cache.truncate(self._start)
         return [self._target.verify(trees[0], self._cache)]
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
         """Commit a path of the tree."""
         self._cache.commit((self._start,), (accepted[0].path,), (accepted[0].nodes,))
+        self._start = self._cache.length
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append provisional tokens."""
+        new = drafts[0]
+        inputs = new.tokens if new.states is None else new.states
+        where = NewPositions(new.depth + self._start, new.mask, self._cache)
+        return {0: self._target.run_part(inputs, where, plan)}
 
 
 class ManySequences:
@@ -108,6 +126,7 @@ class ManySequences:
     def __init__(self, target: Target, count: int, capacity: int) -> None:
         self._target = target
         self._cache = target.new_batch_cache(count, capacity)
+        self._provisional = [0] * count  # tokens of the round so far, by place
 
     def open(self, place: int) -> KVCache:
         """Return an empty cache whose memory is that place's."""
@@ -129,9 +148,32 @@ class ManySequences:
 
     def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
         """Read a tree for every sequence, padded to the widest."""
+        self._provisional = [0] * len(self._provisional)
         output = self._target.verify_batch(trees, self._cache)
         return output.split([tree.nodes for tree in trees])
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
         """Commit a path of each tree."""
         self._cache.commit(self._cache.lengths, [one.path for one in accepted])
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append provisional tokens of some sequences, padded to the most."""
+        places, parts = list(drafts), list(drafts.values())
+        lengths = [self._cache.lengths[place] for place in places]
+        before = [self._provisional[place] for place in places]
+        starts = [sum(pair) for pair in zip(lengths, before, strict=True)]
+        self._cache.begin(places, starts)
+        given = [new.tokens if new.states is None else new.states for new in parts]
+        depth = pad_sequence([new.depth for new in parts], batch_first=True)
+        hidden = self._target.run_part_batch(
+            pad_sequence(given, batch_first=True),
+            depth + send(lengths, depth.device)[:, None],
+            provisional_mask([new.mask for new in parts], lengths, before, given),
+            self._cache,
+            plan,
+        )
+        found = {}
+        for number, (place, inputs) in enumerate(zip(places, given, strict=True)):
+            self._provisional[place] += len(inputs)
+            found[place] = hidden[number, : len(inputs)]
+        return found

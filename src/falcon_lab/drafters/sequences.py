@@ -16,8 +16,11 @@ from falcon_lab.interfaces import (
     Drafter,
     DraftOutput,
     DraftSequences,
+    DraftTokens,
     Frontier,
+    LayerPlan,
     Observation,
+    TargetLayers,
     TreeBuilder,
 )
 
@@ -40,6 +43,17 @@ class OneByOne:
         self.drafters = drafters
         self._positions = positions
         self._tree = tree
+        self._layers: TargetLayers | None = None
+
+    def attach(self, layers: TargetLayers) -> None:
+        """Give every drafter the target's layers over its own place."""
+        self._layers = layers
+        for place in range(len(self.drafters)):
+            self._attach(place)
+
+    def _attach(self, place: int) -> None:
+        if self._layers is not None:
+            self.drafters[place].attach(OnePlace(self._layers, place))
 
     def reset(self, place: int, first: Tensor) -> None:
         """Start a sequence at that place."""
@@ -59,6 +73,24 @@ class OneByOne:
         """Exchange the drafters of two places."""
         drafters = self.drafters
         drafters[goal], drafters[source] = drafters[source], drafters[goal]
+        for place in (goal, source):
+            self._attach(place)
+
+
+class OnePlace:
+    """The target's layers over one of several sequences, which is in place 0 here.
+
+    Args:
+        layers: over all of them.
+        place: which one.
+    """
+
+    def __init__(self, layers: TargetLayers, place: int) -> None:
+        self._layers, self._place = layers, place
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append tokens to the sequence."""
+        return {0: self._layers.run({self._place: drafts[0]}, plan)[self._place]}
 
 
 def sequences_of(drafter: Drafter, count: int, positions: int, tree: TreeBuilder) -> DraftSequences:

@@ -29,6 +29,8 @@ from falcon_lab.interfaces import (
     Observation,
     PassCompiler,
     Recorder,
+    RunsTarget,
+    TargetLayers,
     TreeBuilder,
     is_trainable,
 )
@@ -71,9 +73,24 @@ class Union(Drafter):
         self.needs = frozenset().union(*(part.needs for part in parts))
         self.taps = tuple(sorted({layer for part in parts for layer in part.taps}))
         self.max_auxiliary = sum(part.max_auxiliary for part in parts)
+        if len([part for part in parts if type(part).attach is not Drafter.attach]) > 1:
+            raise FalconLabError(
+                "two parts of drafter 'union' draft with the target's own layers, and there is one "
+                "KV cache to do it on; leave one of them out"
+            )
         weighted = [part for part in parts if is_trainable(part) or part.drafters]
         self.pretrained = all(part.pretrained for part in weighted)
         self._auxiliary: list[AuxiliaryNodes | None] = []
+
+    def attach(self, layers: TargetLayers) -> None:
+        """Give the target's layers to the part that drafts with them."""
+        for part in self.drafters:
+            part.attach(layers)
+
+    def provisional(self, tree: TreeBuilder) -> int:
+        """Count what that part takes."""
+        trees = self.trees(tree)
+        return max(part.provisional(own) for part, own in zip(self.drafters, trees, strict=True))
 
     # --- one sequence ---------------------------------------------------------------------------
 
@@ -214,6 +231,12 @@ class UnionSequences:
     def __init__(self, union: Union, parts: Sequence[DraftSequences]) -> None:
         self._union = union
         self._parts = parts
+
+    def attach(self, layers: TargetLayers) -> None:
+        """Give the target's layers to the places of the part that drafts with them."""
+        for part in self._parts:
+            if isinstance(part, RunsTarget):
+                part.attach(layers)
 
     def reset(self, place: int, first: Tensor) -> None:
         """Start a sequence at that place of every part."""

@@ -42,6 +42,7 @@ from falcon_lab.interfaces.drafting import (
     TrainableDrafter,
     is_trainable,
 )
+from falcon_lab.interfaces.layers import DraftTokens, LayerPlan, RunsTarget, TargetLayers
 from falcon_lab.interfaces.training import (
     DrafterInputs,
     GlanceRows,
@@ -64,6 +65,7 @@ __all__ = [
     "ComponentBuilder",
     "DraftOutput",
     "DraftSequences",
+    "DraftTokens",
     "DraftVocabulary",
     "Drafter",
     "DrafterHost",
@@ -72,6 +74,7 @@ __all__ = [
     "GlanceRows",
     "GlancingSchedule",
     "LabelledRows",
+    "LayerPlan",
     "LengthController",
     "Objective",
     "Observation",
@@ -84,7 +87,9 @@ __all__ = [
     "RoundContext",
     "RoundOutcome",
     "Run",
+    "RunsTarget",
     "TargetContext",
+    "TargetLayers",
     "TrainableDrafter",
     "TreeBuilder",
     "is_trainable",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces.decoding import Acceptance, DraftOutput, Frontier, TreeBuilder
+from falcon_lab.interfaces.layers import TargetLayers
 from falcon_lab.interfaces.training import DrafterInputs, Prediction, Reveal
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
 from falcon_lab.tree import AuxiliaryNodes, TokenTree
@@ -228,6 +229,22 @@ class Drafter(ABC):
             None: every sequence is drafted for by a copy of the drafter that shares its weights.
         """
         return None
+
+    # --- the target's own layers -----------------------------------------------------------------
+
+    def attach(self, layers: TargetLayers) -> None:
+        """Take the target's layers, over the KV cache of the sequence that is drafted for.
+
+        Called before a sequence starts, and when it has moved; the drafter's own sequence is in
+        place 0.
+        """
+
+    def provisional(self, tree: TreeBuilder) -> int:
+        """Return how many positions of the target's KV cache drafting such a tree takes at most.
+
+        Verification begins where drafting began, and takes them again.
+        """
+        return 0
 
     # --- auxiliary nodes ----------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError, one_line
+from falcon_lab.interfaces import LayerPlan
 from falcon_lab.model.alibi import biased, with_bias_in_masks
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.attention.merged import Merged
@@ -25,12 +26,10 @@ from falcon_lab.model.attention.registration import PREFIX, backend_of
 from falcon_lab.model.families import FULL, SLIDING, layer_kinds, short_config
 from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.kv_layout import KVLayout
-from falcon_lab.model.lean import LeanLayers
+from falcon_lab.model.lean import WHOLE, LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
 from falcon_lab.model.memory import check_room
-
-FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "layer_norm")
-"""What families call the norm before the LM head."""
+from falcon_lab.model.partial import PartialModel, final_norm_of
 
 
 class Taps:
@@ -97,7 +96,12 @@ class Backbone(nn.Module):
         self.window: int | None = self.config.sliding_window if SLIDING in self.kinds else None
         self._width = width
         self._layout: tuple[torch.dtype, KVLayout] | None = None  # dtype of the weights, and its
+        self._parts: dict[LayerPlan, PartialModel] = {}
         self._everything: Tensor | None = None  # a mask row of all keys, in the kernel's form
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave partial models out: they are made of this one's own modules."""
+        return {**vars(self), "_parts": {}}
 
     @classmethod
     def short(cls, config: Any, layers: int) -> Self:
@@ -151,13 +155,7 @@ class Backbone(nn.Module):
         Raises:
             FalconLabError: it has none of the names that are known.
         """
-        for name in FINAL_NORMS:
-            found = getattr(self.base, name, None)
-            if isinstance(found, nn.Module):
-                return found
-        raise FalconLabError(
-            f"the final norm of {type(self.base).__name__} is none of {', '.join(FINAL_NORMS)}"
-        )
+        return final_norm_of(self.base)[1]
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for ``capacity`` positions."""
@@ -197,6 +195,7 @@ class Backbone(nn.Module):
         cache: KVCache | None = None,
         causal: bool = False,
         taps: Taps | None = None,
+        plan: LayerPlan = WHOLE,
     ) -> Tensor:
         """Return the hidden states after the final norm, as the LM head reads them.
 
@@ -206,14 +205,16 @@ class Backbone(nn.Module):
                 least); every new token attends to the S - W before them. The window of sliding
                 layers is written in here. None: every new token attends to every key.
             tokens: ``[B, T]`` long, or
-            embeddings: ``[B, T, H]``.
+            embeddings: ``[B, T, H]``; what layer ``plan.first`` reads, where that is not the first.
             cache: earlier keys and values, to which the new ones are appended.
             causal: ``mask`` is ``[1, T, T]`` and a text's own, which some kernels know by
                 themselves.
-            taps: collects the hidden states of layers on the way.
+            taps: collects the hidden states of layers on the way, of whole passes.
+            plan: which layers a pass with a cache goes through, and what of them.
 
         Returns:
-            ``[B, T, H]``.
+            ``[B, T, H]``; where the plan ends before the final norm, what the next layer would
+            read.
         """
         if embeddings is not None:
             embeddings = embeddings.contiguous()  # mixtures of experts view a pass as rows
@@ -231,7 +232,17 @@ class Backbone(nn.Module):
         if lean is not None and cache is not None:
             states = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
             attend = None if backend is None or masks is None else partial(backend, causal=causal)
-            return lean(states, positions, masks, cache, attend, taps.see if taps else None)
+            return lean(states, positions, masks, cache, attend, taps.see if taps else None, plan)
+        if plan is not WHOLE and not plan.is_whole:
+            return self._partial(plan)(
+                embeddings if plan.first else None,
+                input_ids=tokens,
+                inputs_embeds=embeddings,
+                attention_mask=masks,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
         output = self.base(
             input_ids=tokens,
             inputs_embeds=embeddings,
@@ -257,6 +268,12 @@ class Backbone(nn.Module):
             return (self(**inputs),)
         taps = Taps(layers)
         return self(**inputs, taps=taps), taps.stacked()
+
+    def _partial(self, plan: LayerPlan) -> PartialModel:
+        """Return the base model as the plan sees it, made once."""
+        if plan not in self._parts:
+            self._parts[plan] = PartialModel(self.base, plan)
+        return self._parts[plan]
 
     def _backend(self, mask: Tensor | None, new: int, seen: int, causal: bool) -> Merged | None:
         """Return what accepts a mask of the last keys in this pass; None: it needs whole masks."""

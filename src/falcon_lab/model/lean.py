@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from falcon_lab.interfaces import LayerPlan
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.registration import PREFIX
 from falcon_lab.model.kv_cache import KVCache
@@ -31,6 +32,8 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embedding whose frequencies do not depend on the length of the text."""
+
+WHOLE = LayerPlan()
 
 Masks = Tensor | dict[str, Tensor] | None
 
@@ -130,38 +133,42 @@ class LeanLayers:
         cache: KVCache,
         backend: Backend | None = None,
         see: Callable[[int, Tensor], None] | None = None,
+        plan: LayerPlan = WHOLE,
     ) -> Tensor:
         """Append tokens to the cache.
 
         Args:
-            hidden: ``[B, T, H]`` embeddings.
+            hidden: ``[B, T, H]``, what the first layer of the plan reads.
             positions: ``[B or 1, T]`` long.
             mask: ``[B or 1, 1, T, S]`` bool (one for each kind of layer, where there are
                 several); None: every new token attends to every key.
             cache: earlier keys and values.
             backend: attends; its masks may be about the last keys alone. None: PyTorch's sdpa.
             see: is called with a layer's number and the hidden states ``[B, T, H]`` that it reads.
+            plan: which layers, and what of them.
 
         Returns:
-            ``[B, T, H]`` after the final norm.
+            ``[B, T, H]`` where the plan ends: after the final norm, as a rule.
         """
         turn = self._turn(positions, hidden.dtype)
         groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
         masks = _for_groups(mask, groups) if backend is None else mask
         all_packed = self._packing(self._weights, hidden)
         count = len(all_packed) // len(self.layers)
-        for layer in self.layers:
+        for layer in self.layers[plan.first : plan.last]:
             packed = all_packed[count * layer.number : count * (layer.number + 1)]
             if see is not None:
                 see(layer.number, hidden)
-            of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
-            normed = layer.before_attention(hidden)
-            hidden = self._attend(layer, packed, normed, turn, of_kind, cache, backend) + hidden
-            between = layer.before_mlp(hidden)
-            gate, up, down = packed[4:]
-            inner = layer.activation(layer.gate(between, gate)) * layer.up(between, up)
-            hidden = layer.down(inner, down) + hidden
-        return self.norm(hidden)
+            if layer.number not in plan.skip_attention:
+                of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
+                normed = layer.before_attention(hidden)
+                hidden = self._attend(layer, packed, normed, turn, of_kind, cache, backend) + hidden
+            if layer.number not in plan.skip_mlp:
+                between = layer.before_mlp(hidden)
+                gate, up, down = packed[4:]
+                inner = layer.activation(layer.gate(between, gate)) * layer.up(between, up)
+                hidden = layer.down(inner, down) + hidden
+        return self.norm(hidden) if plan.last is None else hidden
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines, each ``[B or 1, 1, T, D]``."""

@@ -176,6 +176,36 @@ def batch_tree_mask(ancestors: Tensor, starts: Sequence[int]) -> Tensor:
     return path | (node < 0)[:, None]
 
 
+def provisional_mask(
+    masks: Sequence[Tensor | None],
+    lengths: Sequence[int],
+    before: Sequence[int],
+    given: Sequence[Tensor],
+) -> Tensor:
+    """Return what new draft tokens of R sequences attend to, all of their committed text included.
+
+    Args:
+        masks: ``[n, P + n]`` bool of each sequence, over its provisional tokens; None: all.
+        lengths: committed positions of each.
+        before: P of each, the provisional tokens that are in the cache already.
+        given: what is read of each, ``[n, ...]``.
+
+    Returns:
+        ``[R, N, S]`` bool over all keys of the longest sequence; padding attends to the text.
+    """
+    most = max(part.shape[0] for part in given)
+    stop = max(map(sum, zip(lengths, before, strict=True))) + most
+    whole = torch.zeros(len(given), most, stop, dtype=torch.bool, device=given[0].device)
+    for row, (mask, length, earlier) in enumerate(zip(masks, lengths, before, strict=True)):
+        whole[row, :, :length] = True
+        new = given[row].shape[0]
+        if mask is None:
+            whole[row, :new, length : length + earlier + new] = True
+        else:
+            whole[row, :new, length : length + earlier + new] = mask
+    return whole
+
+
 def batch_step_mask(starts: Sequence[int], device: torch.device) -> Tensor | None:
     """Return the same of one new token each, ``[B, 1, W]``; None where all attend to all."""
     if min(starts) == max(starts):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from falcon_lab.interfaces import Outputs
+from falcon_lab.interfaces import LayerPlan, Outputs
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.kv_layout import KVLayout
@@ -116,6 +116,55 @@ class Forward(nn.Module, ABC):
     def examples(self, most: int) -> Iterator[Inputs]:
         """Yield inputs of every shape that rounds of up to ``most`` new tokens begin with."""
         yield from ()
+
+
+class PartForward(Forward):
+    """A part of a language model, from ``[n]`` tokens or hidden states ``[n, H]`` to ``[n, H]``.
+
+    Args:
+        backbone: the decoder layers.
+        plan: which of them.
+        name: of the pass, for the user.
+    """
+
+    def __init__(self, backbone: Backbone, plan: LayerPlan, name: str) -> None:
+        super().__init__(name)
+        self.backbone, self.plan = backbone, plan
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return that of the whole backbone, whose cache it is."""
+        return self.backbone.layout
+
+    def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
+        """Read ``[n]`` tokens, or what the first layer of the plan reads."""
+        assert new is not None
+        positions, mask, cache = new
+        given = {"embeddings" if self.plan.first else "tokens": inputs[0][None]}
+        hidden = self.backbone(
+            positions=positions[None],
+            mask=None if mask is None else mask[None],
+            cache=cache,
+            plan=self.plan,
+            **given,
+        )
+        return (hidden[0],)
+
+    def count(self, shapes: Shapes) -> int:
+        """Return the number of tokens."""
+        return shapes[0][0]
+
+    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
+        """Return a number of tokens that there is a pass for."""
+        return ((size_for(shapes[0][0], sizes), *shapes[0][1:]),)
+
+    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
+        """Return what belongs to the tokens that were given."""
+        return (outputs[0][: inputs[0].shape[0]],)
+
+    def label(self, shapes: Shapes) -> str:
+        """Return the name with the number of tokens."""
+        return f"{self.name}-{shapes[0][0]}-tokens"
 
 
 class TokensForward(Forward):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Announce, PassCompiler, Recorder
+from falcon_lab.interfaces import Announce, LayerPlan, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import decoder_of, max_positions
 from falcon_lab.model.fast_passes import fast_passes
@@ -35,6 +35,7 @@ from falcon_lab.model.passes import (
     EagerPass,
     ForwardPass,
     NewPositions,
+    PartForward,
     PassMaker,
     TokensForward,
 )
@@ -104,7 +105,7 @@ class Target:
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
         self._make: PassMaker = EagerPass
-        self._passes: dict[tuple[int, ...], ForwardPass] = {}
+        self._passes: dict[tuple[int, ...] | LayerPlan, ForwardPass] = {}
         self.backbone = Backbone(decoder_of(model), lean=lean)
         self.hidden_size: int = self.config.hidden_size
         head = model.get_output_embeddings()
@@ -306,6 +307,14 @@ class Target:
             made = self._passes[self.taps] = self._make(forward)
         return made
 
+    def _part(self, plan: LayerPlan) -> ForwardPass:
+        """Return what runs passes through a part of the layers."""
+        made = self._passes.get(plan)
+        if made is None:
+            plan.check(self.config.num_hidden_layers)
+            made = self._passes[plan] = self._make(PartForward(self.backbone, plan, "draft"))
+        return made
+
     @property
     def backbone(self) -> Backbone:
         """Return the model without its LM head."""
@@ -339,6 +348,23 @@ class Target:
     ) -> TargetOutput:
         hidden, logits, *taps = self._pass([tokens], NewPositions(positions, mask, cache))
         return TargetOutput(logits, hidden, *taps)
+
+    @torch.no_grad()
+    def run_part(self, inputs: Tensor, new: NewPositions, plan: LayerPlan) -> Tensor:
+        """Append tokens to a sequence, through a part of the layers.
+
+        Args:
+            inputs: ``[n]`` long, tokens, or ``[n, H]``, what the first layer of the plan reads.
+            new: where they stand, and the sequence's cache.
+            plan: the part.
+
+        Returns:
+            ``[n, H]`` where the plan ends.
+
+        Raises:
+            FalconLabError: there are no such layers, or no part of this model can be run.
+        """
+        return self._part(plan)([inputs], new)[0]
 
     # --- several sequences at once ----------------------------------------------------------
 
@@ -396,6 +422,34 @@ class Target:
         )
         features = padded.real(hidden)
         return TargetOutput(self.head(features), features, *map(padded.real, taps))
+
+    @torch.no_grad()
+    def run_part_batch(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: BatchCache,
+        plan: LayerPlan,
+    ) -> Tensor:
+        """Append n tokens to each of R sequences, for which the cache has begun a pass.
+
+        Args:
+            inputs: ``[R, n]`` long, tokens, or ``[R, n, H]``, what the plan's first layer reads.
+            positions: ``[R, n]`` long.
+            mask: ``[R, n, W]`` bool over the last W keys of the longest sequence.
+            cache: of the sequences.
+            plan: the part.
+
+        Returns:
+            ``[R, n, H]`` where the plan ends.
+        """
+        plan.check(self.config.num_hidden_layers)
+        given = {"embeddings" if plan.first else "tokens": inputs}
+        found: Tensor = self.backbone(
+            positions=positions, mask=mask, cache=cache, plan=plan, **given
+        )
+        return found
 
     def _range(self, start: int, new: int) -> Tensor:
         """Return positions start, start + 1, …: a slice of a tensor that is made once."""

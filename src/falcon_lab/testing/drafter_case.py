@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.interfaces import BuildContext, Drafter, DraftOutput, DraftVocabulary, Frontier
+from falcon_lab.decoding.target_sequences import OneSequence
+from falcon_lab.interfaces import (
+    BuildContext,
+    Drafter,
+    DraftOutput,
+    DraftTokens,
+    DraftVocabulary,
+    Frontier,
+    LayerPlan,
+)
 from falcon_lab.model.target import Target
 from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.targets import Text, random_tokens
@@ -21,6 +30,9 @@ from falcon_lab.testing.tested import ComponentUnderTest
 
 TOLERANCE = 1e-4
 """Largest difference of two computations of the same, in the unit of the largest value."""
+
+PROVISIONAL = 64
+"""Most draft tokens of a round that a drafter has the target read."""
 
 STIRRED = 0.2
 """Noise that is added to all weights, so that no bias is zero and no two norms are equal."""
@@ -124,6 +136,33 @@ def difference(ours: Tensor, expected: Tensor) -> float:
     return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
+class TextLayers:
+    """The target's layers over the KV cache of a text, of which more is committed step by step.
+
+    Args:
+        text: the sequence.
+    """
+
+    def __init__(self, text: Text) -> None:
+        self._target, self._tokens = text.target, text.tokens
+        self._room = len(text.tokens) + PROVISIONAL
+        self._sequences: OneSequence | None = None
+        self._known = 0
+
+    def commit(self, known: int) -> None:
+        """Drop what is provisional; the first ``known`` tokens are committed."""
+        self._sequences, self._known = None, known
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append provisional tokens."""
+        if self._sequences is None:  # few drafters ask for it
+            self._sequences = OneSequence(self._target, 1, self._room)
+            cache = self._sequences.open(0)
+            self._target.prefill(self._tokens[: self._known], cache)
+            self._sequences.fill(0, cache)
+        return self._sequences.run(drafts, plan)
+
+
 class DraftedSequence:
     """One sequence that a drafter drafts for.
 
@@ -135,11 +174,14 @@ class DraftedSequence:
     def __init__(self, drafter: Any, text: Text) -> None:
         self.drafter, self.text = drafter, text
         self.known = 0
+        self._layers = TextLayers(text)
+        drafter.attach(self._layers)
         drafter.reset(text.tokens[0].clone())
 
     def observe(self, rows: int, *, remaining: int = 0) -> None:
         """Commit the next positions of the text."""
         start, self.known = self.known, self.known + rows
+        self._layers.commit(self.known)
         self.drafter.observe(self.text.observation(self.drafter, start, self.known, remaining))
 
     def draft(self, frontier: Frontier | None = None) -> DraftOutput:

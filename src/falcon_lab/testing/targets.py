@@ -138,17 +138,19 @@ class Text:
         tokens: ``[n + 1]`` long.
         features: ``[n + 1, H]``.
         taps: ``[n + 1, L, H]``, or None.
+        target: what has read them.
     """
 
     tokens: Tensor
     features: Tensor
     taps: Tensor | None
+    target: Target
 
     @classmethod
     def read(cls, target: Target, drafter: Drafter, tokens: Tensor) -> Text:
         """Let the target read ``[n + 1]`` tokens, tapped as the drafter needs it."""
         features, taps = read(target.tapped(drafter.taps), one_document(tokens))
-        return cls(tokens, features[0], None if taps is None else taps[0])
+        return cls(tokens, features[0], None if taps is None else taps[0], target)
 
     def observation(
         self, drafter: Drafter, start: int, stop: int, remaining: int = 0

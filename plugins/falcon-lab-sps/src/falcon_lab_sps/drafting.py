@@ -5,7 +5,7 @@ every expanded node, which attends to the committed ones, its ancestors and itse
 provisional is dropped when the next round begins, and what was accepted of it is read again along
 with the new token: one pass either way, and a token's numbers never depend on how it was drafted.
 
-Shapes: F frontier blocks, P provisional tokens, L committed tokens, V vocabulary.
+Shapes: F frontier blocks, L committed tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from falcon_lab.drafters.provisional import ProvisionalTokens
 from falcon_lab.interfaces import Frontier
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.masks import causal_mask
@@ -46,9 +47,7 @@ class Drafting:
         self._pending: list[Tensor] = []
         self._known = 0  # tokens that were observed
         self._length = 0  # L, of them those in the cache
-        self._visible: Tensor | None = None  # [F, P] bool, provisional tokens on the way to a block
-        self._chain = True  # whether every pass of the round had one block
-        self._depth = 0  # passes since the root
+        self._tokens: ProvisionalTokens | None = None  # of the round
 
     def expect(self, positions: int) -> None:
         """Make the cache that large from the start."""
@@ -69,29 +68,19 @@ class Drafting:
         if not self._fits(self._known - 1):
             return None
         logits = self._read()
-        self._visible = torch.empty(1, 0, dtype=torch.bool, device=logits.device)
-        self._chain, self._depth = True, 0
+        self._tokens = ProvisionalTokens(0, logits.device)  # the root is committed
         return logits[None]
 
     def blocks(self, frontier: Frontier) -> Tensor | None:
         """Return logits after F nodes, ``[F, 1, V]``; None beyond the model's positions."""
-        if self._visible is None:
+        if self._tokens is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
-        if not self._fits(self._length + self._depth):
+        if not self._fits(self._length + self._tokens.depth):
             return None
-        count, device = frontier.tokens.shape[0], frontier.tokens.device
-        own = torch.eye(count, dtype=torch.bool, device=device)
-        visible = torch.cat((self._visible[frontier.parents], own), 1)
-        self._chain = self._chain and count == 1
-        position = self._first + self._length + self._depth
-        logits = self._append(
-            frontier.tokens[:, 0],
-            torch.full((count,), position, device=device),
-            None if self._chain else visible,
-            asked=count,
-        )
-        self._visible, self._depth = visible, self._depth + 1
-        return logits[:, None]
+        position = self._first + self._length + self._tokens.depth
+        tokens, mask = frontier.tokens[:, 0], self._tokens.expand(frontier)
+        positions = torch.full_like(tokens, position)
+        return self._append(tokens, positions, mask, asked=len(tokens))[:, None]
 
     def _fits(self, row: int) -> bool:
         """Return whether the model has a position for a token."""

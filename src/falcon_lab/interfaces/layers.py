@@ -1,0 +1,122 @@
+"""Passes through a part of the target's layers, for drafters that draft with the target itself.
+
+Shapes: n new tokens, P provisional tokens of the round before them, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """Which parts of a model a pass goes through. Decoder layers are counted from 0.
+
+    A skipped attention or feed-forward network adds nothing to the hidden states; the residual
+    connection around it stays. A layer whose attention is skipped stores no keys and values.
+
+    Attributes:
+        first: the layer that the pass begins with, given the hidden states that it reads.
+        last: the layer before which it ends, with the hidden states that this one would read;
+            None: it goes to the end, through the final norm.
+        skip_attention: layers whose attention is skipped.
+        skip_mlp: layers whose feed-forward network is skipped.
+    """
+
+    first: int = 0
+    last: int | None = None
+    skip_attention: frozenset[int] = NONE
+    skip_mlp: frozenset[int] = NONE
+
+    @classmethod
+    def exit_after(cls, layers: int, count: int) -> LayerPlan:
+        """Return the plan of an early exit: the first layers, and the final norm.
+
+        Args:
+            layers: that are run.
+            count: that the model has.
+        """
+        skipped = frozenset(range(layers, count))
+        return cls(skip_attention=skipped, skip_mlp=skipped)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a pass goes through everything."""
+        return self == LayerPlan()
+
+    def check(self, count: int) -> None:
+        """See that a model with ``count`` layers has those of the plan.
+
+        Raises:
+            FalconLabError: it has not.
+        """
+        last = count if self.last is None else self.last
+        if not 0 <= self.first < last <= count:
+            raise FalconLabError(
+                f"a pass through layers {self.first} to {last - 1} of a target whose layers are 0 "
+                f"to {count - 1} is not possible"
+            )
+        for what, skipped in (("attention", self.skip_attention), ("mlp", self.skip_mlp)):
+            if wrong := sorted(layer for layer in skipped if not 0 <= layer < count):
+                raise FalconLabError(
+                    f"the {what} of layer {wrong[0]} cannot be skipped: the target has the layers "
+                    f"0 to {count - 1}"
+                )
+
+    def runs(self, count: int) -> tuple[int, ...]:
+        """Return the layers of a model with ``count`` layers of which anything is run."""
+        stop = count if self.last is None else self.last
+        skipped = self.skip_attention & self.skip_mlp
+        return tuple(layer for layer in range(self.first, stop) if layer not in skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Provisional tokens that a pass appends to a sequence's KV cache, in a round.
+
+    Attributes:
+        tokens: ``[n]`` long.
+        depth: ``[n]`` long, positions behind the newest committed token's.
+        mask: ``[n, P + n]`` bool, which provisional tokens (itself among them) each one attends
+            to, in the order in which they were appended; None: to all. All attend to the committed
+            text.
+        states: ``[n, H]``, what ``LayerPlan.first`` reads, where that is not the first layer.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+    mask: Tensor | None = None
+    states: Tensor | None = None
+
+
+class TargetLayers(Protocol):
+    """The target's layers over draft tokens, on the KV cache of the sequences in use.
+
+    What is appended is provisional: verification begins where the committed text ends, and writes
+    keys and values of every layer anew.
+    """
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append tokens to the sequences of some places, in one pass.
+
+        Returns:
+            Of each place the hidden states ``[n, H]`` where the plan ends.
+        """
+        ...
+
+
+@runtime_checkable
+class RunsTarget(Protocol):
+    """What drafts with the target's layers: a drafter, or its places for several sequences."""
+
+    def attach(self, layers: TargetLayers) -> None:
+        """Take the layers, over the KV caches of its places."""
+        ...

@@ -1,0 +1,156 @@
+"""A Hugging Face base model seen as if it had a part of its layers only.
+
+Nothing is copied or patched: a partial model is made of the base model's own modules, in other
+lists. A skipped attention or feed-forward network is a module that gives zeros, and the residual
+connection around it adds them.
+
+Shapes: B batch, T tokens, H hidden.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import LayerPlan
+
+FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "layer_norm")
+"""What families call the norm before the LM head."""
+
+ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
+"""What families call a layer's attention."""
+
+NETWORKS = ("mlp", "feed_forward", "ffn")
+"""What families call a layer's feed-forward network."""
+
+
+def final_norm_of(base: Any) -> tuple[str, nn.Module]:
+    """Return the module that makes the features of the last layer's hidden states, with its name.
+
+    Raises:
+        FalconLabError: it has none of the names that are known.
+    """
+    return _child(base, FINAL_NORMS, "the final norm")
+
+
+class PartialModel:
+    """A base model through which passes take a part of the way.
+
+    Args:
+        base: a Hugging Face base model.
+        plan: which part.
+
+    Raises:
+        FalconLabError: the model has not such layers, or parts of them by names that are not known.
+    """
+
+    def __init__(self, base: Any, plan: LayerPlan) -> None:
+        name, layers = _layers(base)
+        plan.check(len(layers))
+        runs = plan.runs(len(layers))
+        parts = [_without(layers[layer], layer, plan) for layer in runs]
+        self._entrance = _Entrance() if plan.first else None
+        if self._entrance is not None:
+            parts[0] = self._entrance.before(parts[0])
+        changed: dict[str, Any] = {name: nn.ModuleList(parts)}
+        if plan.last is not None:
+            changed[final_norm_of(base)[0]] = nn.Identity()
+        self._base = _with(base, changed)
+        self._base.config = _shortened(base.config, runs)
+
+    def __call__(self, states: Tensor | None, **inputs: Any) -> Tensor:
+        """Run the part.
+
+        Args:
+            states: ``[B, T, H]``, what the first layer of the plan reads, where that is not the
+                model's first layer.
+            inputs: of the base model's ``forward``.
+
+        Returns:
+            ``[B, T, H]`` where the plan ends.
+        """
+        if self._entrance is not None:
+            self._entrance.states = states
+        hidden: Tensor = self._base(**inputs).last_hidden_state
+        return hidden
+
+
+class _Entrance:
+    """Gives the first layer of a partial model other hidden states than its embeddings."""
+
+    states: Tensor | None = None
+
+    def before(self, layer: nn.Module) -> nn.Module:
+        """Return the layer, which reads ``states`` whatever it is called with."""
+        entered = _with(layer, {})
+        forward = entered.forward
+
+        def enter(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return forward(hidden_states if self.states is None else self.states, *args, **kwargs)
+
+        entered.forward = enter
+        return entered
+
+
+class _NoAttention(nn.Module):
+    """Attends to nothing: zeros, and no attention weights."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        return torch.zeros_like(hidden_states), None
+
+
+class _NoNetwork(nn.Module):
+    """A feed-forward network that adds nothing."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.zeros_like(hidden_states)
+
+
+def _layers(base: Any) -> tuple[str, nn.ModuleList]:
+    """Return the decoder layers, with the name of their list."""
+    count = base.config.num_hidden_layers
+    for name, child in base.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return name, child
+    raise FalconLabError(
+        f"the layers of {type(base).__name__} are in no list of its own, so that no pass can go "
+        "through a part of them; choose a target of another family"
+    )
+
+
+def _without(layer: nn.Module, number: int, plan: LayerPlan) -> nn.Module:
+    """Return a layer without what the plan skips of it."""
+    changed: dict[str, Any] = {}
+    if number in plan.skip_attention:
+        changed[_child(layer, ATTENTIONS, "the attention")[0]] = _NoAttention()
+    if number in plan.skip_mlp:
+        changed[_child(layer, NETWORKS, "the feed-forward network")[0]] = _NoNetwork()
+    return _with(layer, changed) if changed else layer
+
+
+def _child(module: nn.Module, names: tuple[str, ...], what: str) -> tuple[str, nn.Module]:
+    for name in names:
+        found = getattr(module, name, None)
+        if isinstance(found, nn.Module):
+            return name, found
+    raise FalconLabError(f"{what} of {type(module).__name__} is none of {', '.join(names)}")
+
+
+def _with(module: Any, children: dict[str, Any]) -> Any:
+    """Return a module of the same parameters and children, but for some children."""
+    view = copy.copy(module)
+    view._modules = {**module._modules, **children}
+    return view
+
+
+def _shortened(config: Any, layers: tuple[int, ...]) -> Any:
+    """Return a configuration of these layers alone."""
+    shortened = copy.copy(config)
+    shortened.num_hidden_layers = len(layers)
+    if kinds := getattr(config, "layer_types", None):
+        shortened.layer_types = [kinds[layer] for layer in layers]
+    return shortened
