@@ -1,12 +1,12 @@
 """The token tree: what drafting produces and verification consumes.
 
 Shapes: N tree nodes (the root and auxiliary nodes counted), C of them without the auxiliary ones, P
-auxiliary nodes, R draft distributions, D length of the longest path, V vocabulary.
+auxiliary nodes, H hidden, R draft distributions, D length of the longest path, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,19 +21,36 @@ CHOSEN = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Entrance:
+    """Where auxiliary nodes that are no tokens enter the target.
+
+    Attributes:
+        layer: the decoder layer that reads them first, counted from 0; the layers below it read
+            the tree alone.
+        states: ``[C, H]``, what that layer reads of the tree's nodes -> ``[P, H]``, what it reads
+            of the auxiliary ones.
+    """
+
+    layer: int
+    states: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class AuxiliaryNodes:
     """Tokens that the target reads beside a tree, and that are never accepted.
 
     Attributes:
-        tokens: ``[P]`` long.
+        tokens: ``[P]`` long; with an ``entrance`` any, as they are not read.
         depth: ``[P]`` long, positions behind the root's; at least 0.
         mask: ``[P, C + P]`` bool, which of the tree's C nodes (the root among them) and of these
             nodes (itself among them) each one attends to. All attend to the text before the root.
+        entrance: where they enter, if that is not the embedding.
     """
 
     tokens: Tensor
     depth: Tensor
     mask: Tensor
+    entrance: Entrance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,7 @@ class TokenTree:
             in which they were drawn without replacement.
         routes: ``[C, D + 1]`` long, where the shape is known ahead of time: the nodes from the
             root to each one, itself repeated to fill up; D is the longest path's length.
+        entrance: where its auxiliary nodes enter the target, if that is not the embedding.
     """
 
     tokens: Tensor
@@ -72,6 +90,7 @@ class TokenTree:
     q: Tensor | None = None
     q_row: Tensor | None = None
     routes: Tensor | None = None
+    entrance: Entrance | None = None
 
     @property
     def nodes(self) -> int:
@@ -111,6 +130,7 @@ class TokenTree:
             tokens=self.tokens[:count],
             depth=self.depth[:count],
             ancestors=self.ancestors[:count, :count],
+            entrance=None,
         )
 
     def with_auxiliary(self, added: AuxiliaryNodes) -> TokenTree:
@@ -123,6 +143,7 @@ class TokenTree:
             tokens=torch.cat((self.tokens[:count], added.tokens)),
             depth=torch.cat((self.depth[:count], added.depth)),
             ancestors=ancestors,
+            entrance=added.entrance,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from falcon_lab.decoding.generation import Generation, Round
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Acceptance
 from falcon_lab.report.tree_drawing import tree_record
-from falcon_lab.tree import TokenTree
+from falcon_lab.tree import AuxiliaryNodes, Entrance, TokenTree, listed_tree
 from falcon_lab.trees.paths import Path
 from falcon_lab.trees.templates import named
 from tiny_models import POSITIONS, tiny_target
@@ -48,6 +49,10 @@ def rounds(out: Generation) -> list[Round]:
     return [Round(r.nodes, r.depth, r.passes, r.accepted, r.emitted) for r in out.rounds]
 
 
+def a_tree() -> TokenTree:
+    return listed_tree(torch.tensor(5), [6, 7, 8], [0, 0, 1], [0.0, 0.0, 0.0])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
@@ -57,6 +62,7 @@ def rounds(out: Generation) -> list[Round]:
     seed=st.integers(0, 99),
     temperature=st.sampled_from([0.0, 0.9]),
     proposal=st.sampled_from(["deterministic", "sampled"]),
+    layer=st.sampled_from([0, 1]),
 )
 def test_a_tree_with_any_auxiliary_nodes_is_accepted_as_it_is_without(
     family: str,
@@ -66,10 +72,11 @@ def test_a_tree_with_any_auxiliary_nodes_is_accepted_as_it_is_without(
     seed: int,
     temperature: float,
     proposal: str,
+    layer: int,
 ) -> None:
     target = TARGETS[family]
     truth = PROMPT + plain(target, PROMPT, 20).tokens
-    drafter = Oracle(12, block, truth, seed=seed).with_nodes(most, seed)
+    drafter = Oracle(12, block, truth, seed=seed).with_nodes(most, seed, layer=layer)
     without = OracleDrafter(12, block, truth, seed=seed)
     ours, theirs = (
         generate(
@@ -115,16 +122,7 @@ def test_a_node_attends_to_its_mask_and_no_draft_attends_to_it() -> None:
     target = TARGETS["llama"]
     cache = target.new_cache(20)
     target.prefill(torch.tensor(PROMPT), cache)
-    drafter = Random(12, 1).with_nodes(6, seed=4)
-    parents = torch.tensor([-1, 0, 0, 1])
-    tree = TokenTree(
-        torch.tensor([5, 6, 7, 8]),
-        parents,
-        torch.tensor([0, 1, 1, 2]),
-        torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bool(),
-        "deterministic",
-        torch.zeros(4),
-    )
+    drafter, tree = Random(12, 1).with_nodes(6, seed=4), a_tree()
     added = drafter.auxiliary_nodes(tree, 3)
     asked = tree.with_auxiliary(added)
     assert (asked.nodes, asked.drafted, asked.auxiliary) == (
@@ -141,6 +139,51 @@ def test_a_node_attends_to_its_mask_and_no_draft_attends_to_it() -> None:
     assert torch.allclose(logits[:4], target.verify(tree, cache).logits, atol=1e-5)
     for part in ("tokens", "parents", "depth", "ancestors"):
         assert torch.equal(getattr(asked.drafts, part), getattr(tree, part))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nodes_that_enter_at_a_layer_go_on_as_if_they_had_come_from_below(family: str) -> None:
+    target = TARGETS[family].tapped([1])
+    asked = a_tree().with_auxiliary(
+        AuxiliaryNodes(
+            torch.tensor([9, 2]),
+            torch.tensor([1, 2]),
+            torch.tensor([[1, 0, 1, 0, 1, 0], [1, 1, 0, 1, 1, 1]]).bool(),
+        )
+    )
+    alone = target.new_cache(20)
+    target.prefill(torch.tensor(PROMPT), alone)
+    expected = target.verify(asked, alone)
+    states = expected.taps[4:, 0]
+    entering = replace(asked, entrance=Entrance(1, lambda below: states))
+    alone.truncate(len(PROMPT))
+    found = target.verify(entering, alone)
+    batch = target.new_batch_cache(3, 20)
+    for place, prompt in enumerate((PROMPT, [5], PROMPT[1:])):
+        cache = batch.open(place)
+        target.prefill(torch.tensor(prompt), cache)
+        batch.fill(place, len(prompt))
+    other = a_tree()
+    together = target.verify_batch([entering, other, other], batch).split([6, 4, 4])
+    for ours in (found, together[0]):
+        for part in ("logits", "features", "taps"):
+            torch.testing.assert_close(
+                getattr(ours, part), getattr(expected, part), rtol=1e-4, atol=1e-4
+            )
+    batch.begin()
+    separate = target.verify_batch([other, other, other], batch).split([4, 4, 4])
+    torch.testing.assert_close(together[1].logits, separate[1].logits, rtol=1e-4, atol=1e-4)
+
+
+def test_other_taps_are_refused_where_nodes_enter_at_a_layer() -> None:
+    target = TARGETS["llama"].tapped([0])
+    added = AuxiliaryNodes(
+        torch.tensor([9]), torch.tensor([1]), torch.ones(1, 5).bool(), Entrance(1, lambda s: s[:1])
+    )
+    cache = target.new_cache(20)
+    target.prefill(torch.tensor(PROMPT), cache)
+    with pytest.raises(FalconLabError, match="tapped"):
+        target.verify(a_tree().with_auxiliary(added), cache)
 
 
 def test_acceptance_rules_never_see_auxiliary_nodes() -> None:

@@ -171,6 +171,13 @@ class Union(Drafter):
         there = [own for own in self._auxiliary if own is not None]
         if not there:
             return None
+        if len(there) == 1:
+            return there[0]
+        if any(own.entrance is not None for own in there):
+            raise FalconLabError(
+                "two parts of drafter 'union' have auxiliary nodes, and those of one enter the "
+                "target at a layer in the middle; leave one of these parts out"
+            )
         count = tree.parents.shape[0]
         return AuxiliaryNodes(
             torch.cat([own.tokens for own in there]),

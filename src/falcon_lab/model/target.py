@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.errors import FalconLabError
@@ -39,7 +40,7 @@ from falcon_lab.model.passes import (
     PassMaker,
     TokensForward,
 )
-from falcon_lab.tree import TokenTree
+from falcon_lab.tree import Entrance, TokenTree
 
 NOT_STORED = (
     "data.feature_store has the target's features, and this drafter also reads hidden states of "
@@ -341,7 +342,47 @@ class Target:
             return self.step(tree.tokens[0], cache)
         if start + nodes > self.max_positions:  # only near the end does the depth matter
             self._range(start, tree.reach + 1)
+        if tree.entrance is not None:
+            return self._verify_entering(tree, tree.entrance, cache)
         return self._forward(tree.tokens, tree.depth + start, tree.ancestors, cache)
+
+    def _verify_entering(self, tree: TokenTree, entrance: Entrance, cache: KVCache) -> TargetOutput:
+        """Read a tree through the lower layers, and with its auxiliary nodes through the others."""
+        start, drafts = cache.length, tree.drafts
+        lower = NewPositions(drafts.depth + start, drafts.ancestors, cache)
+        states = self.run_part(drafts.tokens, lower, LayerPlan(last=entrance.layer))
+        cache.truncate(start)  # for the upper layers' positions
+        states = torch.cat((states, entrance.states(states)))
+        return self.verify_from(entrance.layer, states, tree, cache)
+
+    @torch.no_grad()
+    def verify_from(
+        self, layer: int, states: Tensor, tree: TokenTree, cache: KVCache
+    ) -> TargetOutput:
+        """Read a tree from a layer on, as ``verify`` does.
+
+        Args:
+            layer: the first that is run, counted from 0.
+            states: ``[N, H]``, what it reads of every node.
+            tree: the nodes; keys and values of the layers below are in the cache already, behind
+                its length, where these are ever attended to.
+            cache: of the sequence.
+
+        Raises:
+            FalconLabError: the target is tapped below that layer, or more than once.
+        """
+        where = NewPositions(tree.depth + cache.length, tree.ancestors, cache)
+        hidden = self.run_part(states, where, LayerPlan(first=layer))
+        return TargetOutput(self.head(hidden), hidden, self._taps_of(layer, states))
+
+    def _taps_of(self, layer: int, states: Tensor) -> Tensor | None:
+        """Return the taps of a pass that begins with states of a layer."""
+        if self.taps not in ((), (layer,)):
+            raise FalconLabError(
+                f"layers {list(self.taps)} are tapped, and verification in parts gives the states "
+                f"that layer {layer} reads alone; choose drafters that tap nothing else"
+            )
+        return states[..., None, :] if self.taps else None
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache
@@ -413,6 +454,9 @@ class Target:
         if max(starts) + padded.width > self.max_positions:
             for start, tree in zip(starts, trees, strict=True):
                 self._range(start, tree.reach + 1)
+        entrances = [tree.entrance for tree in trees if tree.entrance is not None]
+        if entrances:
+            return self._verify_batch_entering(trees, entrances[0].layer, cache)
         cache.begin()
         hidden, *taps = self._run(
             tokens=padded.tokens,
@@ -422,6 +466,33 @@ class Target:
         )
         features = padded.real(hidden)
         return TargetOutput(self.head(features), features, *map(padded.real, taps))
+
+    def _verify_batch_entering(
+        self, trees: Sequence[TokenTree], layer: int, cache: BatchCache
+    ) -> TargetOutput:
+        """Read trees through the lower layers, and with auxiliary nodes through the others."""
+        drafts = [tree.drafts for tree in trees]
+        lower = PaddedTrees.of(drafts)
+        below = lower.real(self._part_of_trees(lower.tokens, lower, cache, LayerPlan(last=layer)))
+        states = [
+            of_one if tree.entrance is None else torch.cat((of_one, tree.entrance.states(of_one)))
+            for tree, of_one in zip(trees, below.split(lower.counts), strict=True)
+        ]
+        upper = PaddedTrees.of(trees)
+        given = pad_sequence(states, batch_first=True)
+        features = upper.real(self._part_of_trees(given, upper, cache, LayerPlan(first=layer)))
+        taps = self._taps_of(layer, torch.cat(states))
+        return TargetOutput(self.head(features), features, taps)
+
+    def _part_of_trees(
+        self, inputs: Tensor, padded: PaddedTrees, cache: BatchCache, plan: LayerPlan
+    ) -> Tensor:
+        """Read padded trees, ``[B, N]`` or ``[B, N, H]``, through a part of the layers."""
+        starts = cache.lengths
+        cache.begin()
+        positions = padded.depth + send(starts, padded.depth.device)[:, None]
+        mask = batch_tree_mask(padded.ancestors, starts)
+        return self.run_part_batch(inputs, positions, mask, cache, plan)
 
     @torch.no_grad()
     def run_part_batch(
