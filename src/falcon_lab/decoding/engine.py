@@ -28,7 +28,7 @@ from falcon_lab.decoding.round import (
     share_out,
 )
 from falcon_lab.decoding.stopping import StopCondition, begin
-from falcon_lab.decoding.target_sequences import TargetSequences, target_sequences
+from falcon_lab.decoding.target_sequences import TargetSequences, TreePasses, target_sequences
 from falcon_lab.drafters.sequences import copies_of, sequences_of
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
@@ -305,7 +305,8 @@ class SpeculativeEngine(Engine):
     def max_nodes(self) -> int:
         """Most nodes of a round, auxiliary nodes counted, or positions that drafting takes."""
         nodes = self.tree_builder.max_nodes + self.drafter.max_auxiliary
-        return max(nodes, self.drafter.provisional(self.tree_builder))
+        provisional = self.drafter.provisional(self.tree_builder)
+        return max(nodes, provisional + (nodes if self.drafter.lower_layers else 0))
 
     @property
     def lossless(self) -> bool:
@@ -318,9 +319,14 @@ class SpeculativeEngine(Engine):
         if count > 1:
             copies = (copies_of(part, count) for part in parts[0])
             parts = [Components(*own) for own in zip(*copies, strict=True)]
+        passes: TreePasses = sequences
+        if self.drafter.lower_layers:
+            from falcon_lab.decoding.continuing import ContinuedPasses
+
+            passes = ContinuedPasses(self.target, sequences, self.drafter)
         return SpeculativeRounds(
             self.target,
-            sequences,
+            passes,
             self.drafter,
             sequences_of(self.drafter, count, length, self.tree_builder),
             parts,

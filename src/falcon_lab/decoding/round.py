@@ -21,7 +21,7 @@ from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
     from falcon_lab.decoding.stopping import Transcript
-    from falcon_lab.decoding.target_sequences import TargetSequences
+    from falcon_lab.decoding.target_sequences import TreePasses
     from falcon_lab.interfaces import (
         AcceptanceRule,
         Drafter,
@@ -131,7 +131,7 @@ class SpeculativeRounds:
     def __init__(
         self,
         target: Target,
-        sequences: TargetSequences,
+        sequences: TreePasses,
         drafter: Drafter,
         drafts: DraftSequences,
         parts: list[Components],

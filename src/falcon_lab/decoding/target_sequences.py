@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.decoding.accepting import Accepted
-from falcon_lab.interfaces import DraftTokens, LayerPlan
+from falcon_lab.interfaces import DraftTokens, LayerPlan, LowerLayers
 from falcon_lab.model.masks import provisional_mask, send
 from falcon_lab.model.passes import NewPositions
 from falcon_lab.tree import TokenTree
@@ -26,7 +26,30 @@ if TYPE_CHECKING:
     from falcon_lab.model.target import Target, TargetOutput
 
 
-class TargetSequences(Protocol):
+class TreePasses(Protocol):
+    """The target's passes of rounds, over all of the sequences in use."""
+
+    def verify(
+        self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
+    ) -> list[TargetOutput]:
+        """Read a tree for every sequence; output i is that of node i.
+
+        Args:
+            trees: one for each.
+            lower: what ``run`` has read of them already; None: nothing that counts.
+        """
+        ...
+
+    def commit(self, accepted: Sequence[Accepted]) -> None:
+        """Commit the accepted path of every tree."""
+        ...
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append provisional tokens of some sequences (``TargetLayers``)."""
+        ...
+
+
+class TargetSequences(TreePasses, Protocol):
     """The KV cache of the sequences in use, and the target's passes over all of them."""
 
     def open(self, place: int) -> KVCache:
@@ -43,18 +66,6 @@ class TargetSequences(Protocol):
 
     def step(self, roots: Sequence[Tensor]) -> Tensor:
         """Read and commit a token (0-d long) of every sequence; ``[B, V]`` logits."""
-        ...
-
-    def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
-        """Read a tree for every sequence; output i is that of node i."""
-        ...
-
-    def commit(self, accepted: Sequence[Accepted]) -> None:
-        """Commit the accepted path of every tree."""
-        ...
-
-    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
-        """Append provisional tokens of some sequences (``TargetLayers``)."""
         ...
 
 
@@ -95,11 +106,17 @@ class OneSequence:
         """Read a token; ``[1, V]`` logits."""
         return self._target.step(roots[0], self._cache).logits
 
-    def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
+    def verify(
+        self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
+    ) -> list[TargetOutput]:
         """Read a tree, in the place of what was provisional."""
+        if lower is not None:
+            self._cache.arrange((self._start,), lower.slots)
         if self._cache.length > self._start:
             self._cache.truncate(self._start)
-        return [self._target.verify(trees[0], self._cache)]
+        if lower is None:
+            return [self._target.verify(trees[0], self._cache)]
+        return [self._target.verify_from(lower.count, lower.states[0], trees[0], self._cache)]
 
     def commit(self, accepted: Sequence[Accepted]) -> None:
         """Commit a path of the tree."""
@@ -146,10 +163,16 @@ class ManySequences:
         self._cache.commit(self._cache.lengths, [(0,)] * len(roots))
         return output.logits
 
-    def verify(self, trees: Sequence[TokenTree]) -> list[TargetOutput]:
+    def verify(
+        self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
+    ) -> list[TargetOutput]:
         """Read a tree for every sequence, padded to the widest."""
         self._provisional = [0] * len(self._provisional)
-        output = self._target.verify_batch(trees, self._cache)
+        if lower is None:
+            output = self._target.verify_batch(trees, self._cache)
+        else:
+            self._cache.arrange(self._cache.lengths, lower.slots)
+            output = self._target.verify_batch_from(lower.count, lower.states, trees, self._cache)
         return output.split([tree.nodes for tree in trees])
 
     def commit(self, accepted: Sequence[Accepted]) -> None:

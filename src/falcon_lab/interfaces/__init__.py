@@ -42,7 +42,13 @@ from falcon_lab.interfaces.drafting import (
     TrainableDrafter,
     is_trainable,
 )
-from falcon_lab.interfaces.layers import DraftTokens, LayerPlan, RunsTarget, TargetLayers
+from falcon_lab.interfaces.layers import (
+    DraftTokens,
+    LayerPlan,
+    LowerLayers,
+    RunsTarget,
+    TargetLayers,
+)
 from falcon_lab.interfaces.training import (
     DrafterInputs,
     GlanceRows,
@@ -76,6 +82,7 @@ __all__ = [
     "LabelledRows",
     "LayerPlan",
     "LengthController",
+    "LowerLayers",
     "Objective",
     "Observation",
     "Outputs",

@@ -160,6 +160,9 @@ class Drafter(ABC):
             what decoder layer i puts out, counted from 1. The last one's output is in
             ``features``, after the final norm.
         max_auxiliary: most auxiliary nodes of a round (sizes the KV cache).
+        lower_layers: the target's first layers that its passes run over draft tokens
+            (``TargetLayers.run`` of ``LayerPlan(last=lower_layers)``, each token attending to its
+            ancestors and itself). Verification then runs the rest alone; 0: it runs all.
         pretrained: whether its weights, if it has any, were trained before it was built (a model
             from the hub), so that it may decode untrained.
         drafters: drafters that it is made of. Each has a tree of its own (``TreeBuilder.builders``)
@@ -172,6 +175,7 @@ class Drafter(ABC):
     max_passes: int | None = None
     taps: tuple[int, ...] = ()
     max_auxiliary: int = 0
+    lower_layers: int = 0
     pretrained: bool = False
     drafters: tuple[Drafter, ...] = ()
 

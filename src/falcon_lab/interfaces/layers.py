@@ -5,7 +5,7 @@ Shapes: n new tokens, P provisional tokens of the round before them, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -97,11 +97,27 @@ class DraftTokens:
     states: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LowerLayers:
+    """What has been run of trees already: the target's first layers.
+
+    Attributes:
+        count: how many layers; keys and values of these are in the KV cache, provisionally.
+        states: of every tree ``[n, H]``, what the next layer reads of its nodes.
+        slots: of every tree the provisional position of each node, counted from the end of the
+            committed text.
+    """
+
+    count: int
+    states: Sequence[Tensor]
+    slots: Sequence[Sequence[int]]
+
+
 class TargetLayers(Protocol):
     """The target's layers over draft tokens, on the KV cache of the sequences in use.
 
     What is appended is provisional: verification begins where the committed text ends, and writes
-    keys and values of every layer anew.
+    keys and values of every layer anew, or of those behind ``Drafter.lower_layers``.
     """
 
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:

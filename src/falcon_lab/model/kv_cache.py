@@ -148,6 +148,15 @@ class KVCache(Cache):
             self._move(starts, paths, nodes)
         self._set_lengths([start + len(path) for start, path in zip(starts, paths, strict=True)])
 
+    def arrange(self, starts: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
+        """Move what lies behind the first positions of every sequence, in all layers.
+
+        What stood at ``starts[b] + slots[b][i]`` of sequence b stands at ``starts[b] + i`` then;
+        lengths stay as they are.
+        """
+        if any(list(order) != list(range(len(order))) for order in slots):
+            self._move(starts, slots, ())
+
     def truncate(self, length: int) -> None:
         """Truncate to the first ``length`` positions."""
         if not 0 <= length <= self.length:

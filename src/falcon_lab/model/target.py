@@ -313,7 +313,8 @@ class Target:
         made = self._passes.get(plan)
         if made is None:
             plan.check(self.config.num_hidden_layers)
-            made = self._passes[plan] = self._make(PartForward(self.backbone, plan, "draft"))
+            name = "verify" if plan.first else "draft"
+            made = self._passes[plan] = self._make(PartForward(self.backbone, plan, name))
         return made
 
     @property
@@ -478,10 +479,22 @@ class Target:
             of_one if tree.entrance is None else torch.cat((of_one, tree.entrance.states(of_one)))
             for tree, of_one in zip(trees, below.split(lower.counts), strict=True)
         ]
-        upper = PaddedTrees.of(trees)
-        given = pad_sequence(states, batch_first=True)
-        features = upper.real(self._part_of_trees(given, upper, cache, LayerPlan(first=layer)))
-        taps = self._taps_of(layer, torch.cat(states))
+        return self.verify_batch_from(layer, states, trees, cache)
+
+    @torch.no_grad()
+    def verify_batch_from(
+        self, layer: int, states: Sequence[Tensor], trees: Sequence[TokenTree], cache: BatchCache
+    ) -> TargetOutput:
+        """Read a tree of every sequence in use from a layer on, as ``verify_batch`` does.
+
+        The arguments are those of ``verify_from``, states and a tree for every sequence.
+
+        Raises:
+            FalconLabError: as ``verify_from``.
+        """
+        padded, given = PaddedTrees.of(trees), pad_sequence(list(states), batch_first=True)
+        features = padded.real(self._part_of_trees(given, padded, cache, LayerPlan(first=layer)))
+        taps = self._taps_of(layer, torch.cat(list(states)))
         return TargetOutput(self.head(features), features, taps)
 
     def _part_of_trees(
