@@ -153,6 +153,7 @@ class SpeculativeRounds:
 
         The drafter observes every pass as it comes; what follows the last one is the root.
         """
+        self._parts[place].controller.begin_sequence(sequence.sampling)
         self._parts[place].controller.reset()
         self._parts[place].builder.reset()
         self._drafts.reset(place, sequence.prompt[0])

@@ -277,5 +277,8 @@ class LengthController(ABC):
     def update(self, outcome: RoundOutcome) -> None:
         """Take in what came of a round, after verification."""
 
+    def begin_sequence(self, sampling: Sampling) -> None:
+        """Take in how the tokens of the next sequence are drawn; ``reset`` follows."""
+
     def reset(self) -> None:
         """Start a sequence."""

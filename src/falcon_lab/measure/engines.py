@@ -473,7 +473,7 @@ def label(
     name = " and ".join(part["name"] for part in node.get("parts", [])) or node["name"]
     parts = [name, f"k={block}", f"{tree['name']} {_shape(tree)}".rstrip()]
     if controller is not None and controller["name"] != "fixed":
-        parts.append(f"{controller['name']} {controller.get('threshold', '')}".rstrip())
+        parts.append(f"{controller['name']} {controller.get('threshold') or ''}".rstrip())
     return ", ".join(parts)
 
 

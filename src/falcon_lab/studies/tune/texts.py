@@ -167,6 +167,7 @@ def replay(
     """The rounds of greedy speculative decoding, without the target's passes."""
     reader = Reader(text, drafter)
     generator = torch.Generator(text.tokens.device)
+    controller.begin_sequence(Sampling())
     controller.reset()
     while reader.room:
         wanted = controller.budget()
