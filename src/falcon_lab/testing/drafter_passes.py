@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from falcon_lab.interfaces import DraftOutput, Frontier, Observation
 from falcon_lab.testing.compiling import Pretend, Repeating
-from falcon_lab.testing.drafter_case import Case, DraftedSequence, expanded
+from falcon_lab.testing.drafter_case import Case, DraftedSequence, TextLayers, expanded
 
 ROWS = 17
 
@@ -144,10 +144,12 @@ def check_that_inputs_stay(case: Case) -> None:
     drafter = case.fresh()
     text = case.text(drafter, ROWS)
     weights = [weight.clone() for weight in case.target.model.parameters()]
-    first = text.tokens[0].clone()
+    first, layers = text.tokens[0].clone(), TextLayers(text)
+    drafter.attach(layers)
     drafter.reset(first)
     seen = text.observation(drafter, 0, ROWS)
     before = copy.deepcopy(seen)
+    layers.commit(ROWS)
     drafter.observe(seen)
     output = drafter.draft(Frontier.root(first.device))
     frontier = expanded(output, drafter.block, case.tested.generator(4))
