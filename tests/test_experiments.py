@@ -69,6 +69,39 @@ def test_the_main_job_ends_with_its_products(finished: Path) -> None:
     assert any("val/accept_rate" in record for record in history)
 
 
+@pytest.fixture
+def _selfspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the plug-in one that is installed."""
+    folder = ROOT / "plugins" / "falcon-lab-selfspec"
+    info = tmp_path / "site" / "falcon_lab_selfspec-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: falcon-lab-selfspec\nVersion: 0.1.0\n"
+    )
+    (info / "entry_points.txt").write_text("[falcon_lab]\nselfspec = falcon_lab_selfspec\n")
+    for path in (folder / "src", info.parent):
+        monkeypatch.syspath_prepend(str(path))
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "falcon-lab-selfspec")
+
+
+EXITS = [f"evaluation.methods.exit{layers}.drafter.layers=1" for layers in (10, 15, 20)]
+
+
+@pytest.mark.usefixtures("_selfspec")
+def test_a_target_drafts_for_itself_without_training(tmp_path: Path) -> None:
+    recipe = EXPERIMENTS / "selfspec.yaml"
+    job = ["run", recipe, *smoke(f"out={tmp_path / 'run'}", "data.corpus=generated", *EXITS)]
+    wrong = "evaluation.methods.selfspec.drafter.skip_mlp=[99]"
+    assert "skip_mlp: has layer 99" in refused(
+        *job, wrong, "evaluation.methods.selfspec.optional=false"
+    )
+    run(*job)
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert {"plain", "selfspec", "exit10", "exit20"} <= set(results["methods"])
+    assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
+    assert not (tmp_path / "run" / "drafter").exists()
+
+
 def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
     printed = run("run", SMOKE, f"out={tmp_path}", *smoke(target=False))
     products(tmp_path, ["chain", "tree"])

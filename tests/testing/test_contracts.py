@@ -41,6 +41,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "dflash", "block": 1, "layers": 1},
         {"name": "dflash", "block": 4, "layers": 1, "draft_vocabulary": 7},
         {"name": "sps", "layers": 1, "draft_vocabulary": 7},
+        {"name": "selfspec", "skip_attention": [0], "skip_mlp": [1]},
         {"name": "union", "parts": [{"name": "lookahead", "ngram": 3}, {"name": "falcon"}]},
         {"name": "union", "parts": [{"name": "falcon", "block": 3}, {"name": "sps"}]},
     ],
@@ -57,6 +58,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "controller": [
         {"name": "fixed", "depth": 2, "nodes": 3},
         {"name": "confidence", "threshold": 1.0},
+        {"name": "draft_exit", "threshold": 0.3, "most": 2, "step": 0.2},
     ],
     "objective": [
         {"name": "falcon", "hard_label": "sampled"},
