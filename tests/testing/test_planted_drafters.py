@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
+    Acceptance,
     BuildContext,
+    Drafter,
     DrafterInputs,
     DraftOutput,
     Frontier,
@@ -21,6 +24,7 @@ from falcon_lab.interfaces import (
     Prediction,
 )
 from falcon_lab.testing import ContractError, check_drafter
+from falcon_lab.tree import AuxiliaryNodes, TokenTree
 from generated import modules
 
 package, module = modules("drafter")
@@ -73,10 +77,10 @@ class NeverForgetting(Mine):
 
 
 class MixingSequences(Mine):
-    def step(self, tokens: Tensor, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() or len(tokens) > 1:
-            state = state + 0.1 * (state.mean(0, keepdim=True) - state)
-        return super().step(tokens, features, state)
+    def forward(self, inputs: DrafterInputs, reveal: Any = None) -> Prediction:
+        features = inputs.features
+        features = features + 0.1 * (features.mean(0) - features)
+        return super().forward(replace(inputs, features=features), reveal)
 
 
 class Unused(Mine):
@@ -293,6 +297,246 @@ class OfOtherRows(Narrow):
         return replace(output, logits=output.logits.roll(1, -1))
 
 
+class FirstParent(Mine):
+    """Continues every branch from the first one of the pass before."""
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        return super().draft(replace(frontier, parents=frontier.parents.clamp(max=0)))
+
+
+class Attending(nn.Module, Drafter):
+    """One layer of attention over pairs of token and feature, which keeps all promises.
+
+    It counts positions, so that distances in drafting may be other ones than in training, and has
+    no ``unroll`` that would be compared with drafting.
+    """
+
+    block = 1
+    needs = frozenset({"features"})
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.host = context.host
+        pair = 2 * self.host.hidden_size
+        self.query, self.key, self.value = (nn.Linear(pair, WIDTH) for _ in range(3))
+        self.key.bias.requires_grad_(False)  # adds the same to all scores of a row
+        self.out = nn.Linear(WIDTH, self.host.hidden_size)
+        self.near = nn.Parameter(torch.randn(8))  # for each distance; the last for all beyond
+
+    def predict(self, tokens: Tensor, features: Tensor, places: Tensor, sees: Tensor) -> Tensor:
+        rows = torch.cat((self.host.embed(tokens), features), -1)
+        apart = (places.unsqueeze(-1) - places.unsqueeze(-2)).clamp(0, len(self.near) - 1)
+        scores = self.query(rows) @ self.key(rows).transpose(-1, -2) / WIDTH + self.near[apart]
+        mixed = scores.masked_fill(~sees, -torch.inf).softmax(-1) @ self.value(rows)
+        return features + self.out(mixed)
+
+    def forward(self, inputs: DrafterInputs, reveal: Any = None) -> Prediction:
+        number, row = inputs.documents, torch.arange(inputs.tokens.shape[1])
+        sees = (number.unsqueeze(2) == number.unsqueeze(1)) & (row[:, None] >= row)
+        if reveal is not None:
+            raise FalconLabError("it takes no glances")
+        found = self.predict(inputs.tokens, inputs.features, inputs.positions, sees)
+        row = row.expand_as(inputs.tokens)
+        return Prediction(found, None, row + 1, row, 0 * row, row)
+
+    def reset(self, first: Tensor) -> None:
+        self.known = (first.new_empty(0), torch.empty(0, self.host.hidden_size))
+
+    def observe(self, observation: Observation) -> None:
+        new = observation.tokens, observation.features
+        self.known = tuple(map(torch.cat, zip(self.known, new, strict=True)))
+
+    def place(self, passes: int) -> int:
+        """Where the blocks of a pass stand, behind the committed tokens."""
+        return len(self.known[0]) - 1 + passes
+
+    def place_of_text(self) -> Tensor:
+        return torch.arange(len(self.known[0]))
+
+    def ancestors(self, before: Tensor, parents: Tensor) -> Tensor:
+        """What the blocks of a pass attend to, ``[F, nodes]``, of the passes before it."""
+        return before[parents]
+
+    @torch.no_grad()
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        count = len(self.known[0])
+        if frontier.tokens.shape[1] == 0:
+            self.passes, text = 0, torch.ones(count, count).tril().bool()
+            self.nodes = (*self.known, self.place_of_text(), text)
+            self.latest = slice(count - 1, count)
+        else:
+            self.passes += 1
+            self.nodes = self.with_blocks(frontier)
+            self.latest = slice(-len(frontier.parents), None)
+        self.drafted = self.predict(*self.nodes)[self.latest]
+        return DraftOutput(self.host.head(self.drafted)[:, None])
+
+    def with_blocks(self, frontier: Frontier) -> tuple[Tensor, ...]:
+        """The nodes so far and those of another pass: tokens, features, places, who sees whom."""
+        parents, (tokens, features, places, sees) = frontier.parents, self.nodes
+        new, seen = len(parents), self.ancestors(sees[self.latest], parents)
+        sees = torch.cat((sees, sees.new_zeros(len(sees), new)), 1)
+        return (
+            torch.cat((tokens, frontier.tokens[:, 0])),
+            torch.cat((features, self.drafted[parents])),
+            torch.cat((places, places.new_full((new,), self.place(self.passes)))),
+            torch.cat((sees, torch.cat((seen, torch.eye(new).bool()), 1))),
+        )
+
+
+class Ahead(Attending):
+    """Counts one position too many in later passes."""
+
+    def place(self, passes: int) -> int:
+        return super().place(passes) + 1
+
+
+class Standing(Attending):
+    """Counts no further after the second pass."""
+
+    def place(self, passes: int) -> int:
+        return super().place(min(passes, 1))
+
+
+class Offset(Attending):
+    """Counts what it observes from 1, and what it drafts from 0."""
+
+    def place_of_text(self) -> Tensor:
+        return super().place_of_text() + 1
+
+
+class AmongOthers(Attending):
+    """Attends to all nodes of the passes before."""
+
+    def ancestors(self, before: Tensor, parents: Tensor) -> Tensor:
+        return before.any(0).expand(len(parents), -1)
+
+
+class OfAnother(Attending):
+    """Attends to the ancestors of the blocks of the pass before in their order, not by parents."""
+
+    def ancestors(self, before: Tensor, parents: Tensor) -> Tensor:
+        return before[torch.arange(len(parents)) % len(before)]
+
+
+class OnePass(Mine):
+    """Keeps all promises, and has nothing to say to a second pass."""
+
+    max_passes = 1
+
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        if frontier.tokens.shape[1]:
+            raise IndexError("a second pass")
+        return super().draft(frontier)
+
+
+class Sequential(nn.Module, Drafter):
+    """Keeps all promises with a head for each of three passes, which ``unroll`` trains."""
+
+    block, max_passes = 1, 3
+    needs = frozenset({"features"})
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.host = context.host
+        width = self.host.hidden_size
+        self.heads = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(3))
+
+    def predict(self, number: int, tokens: Tensor, features: Tensor) -> Tensor:
+        pairs = torch.cat((self.host.embed(tokens), features), -1)
+        return features + self.heads[number](pairs).tanh()
+
+    def unroll(self, inputs: DrafterInputs, reveal: Any = None) -> Iterator[Prediction]:
+        if reveal is not None:
+            raise FalconLabError("it takes no glances")
+        row = torch.arange(inputs.tokens.shape[1]).expand_as(inputs.tokens)
+        found = inputs.features
+        for number in range(len(self.heads)):
+            tokens = inputs.tokens.roll(-number, 1)
+            found = self.predict(number, tokens, found)
+            label = (row + number + 1).where(row + number < row.shape[1], -1)
+            yield Prediction(found, None, label, row, 0 * row, row)
+
+    def forward(self, inputs: DrafterInputs, reveal: Any = None) -> Prediction:
+        return next(self.unroll(inputs, reveal))
+
+    def reset(self, first: Tensor) -> None:
+        pass
+
+    def observe(self, observation: Observation) -> None:
+        assert observation.features is not None
+        self.newest = observation.tokens[-1:], observation.features[-1:]
+
+    @torch.no_grad()
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        if frontier.tokens.shape[1] == 0:
+            self.passes, given = 0, self.newest
+        else:
+            self.passes += 1
+            given = frontier.tokens[:, 0], self.drafted[frontier.parents]
+        self.drafted = self.predict(self.passes, *given)
+        return DraftOutput(self.host.head(self.drafted)[:, None])
+
+
+class Probing(nn.Module, Drafter):
+    """Keeps all promises; drafts what the target says at a mask token beside the tree, corrected.
+
+    It has nothing to draft before a round has read the mask.
+    """
+
+    block, max_passes, max_auxiliary, taps = 1, 1, 1, (0,)
+    needs: frozenset[str] = frozenset()
+    mask = torch.tensor([1])
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.host = context.host
+        self.bias = nn.Parameter(torch.zeros(self.host.vocab_size))
+
+    def forward(self, inputs: DrafterInputs, reveal: Any = None) -> Prediction:
+        if reveal is not None:
+            raise FalconLabError("it takes no glances")
+        assert inputs.taps is not None
+        row = torch.arange(inputs.tokens.shape[1])
+        said = []
+        for embedded, place in zip(inputs.taps[:, :, 0], inputs.positions, strict=True):
+            # Row t reads its document up to t and the mask; what is behind that, nobody sees.
+            column = (row - place)[:, None] + torch.arange(len(row) + 1)
+            texts = embedded[column.clamp(max=len(row) - 1)]
+            texts[row, place + 1] = self.host.embed(self.mask)
+            hidden = self.host.model.model(inputs_embeds=texts).last_hidden_state
+            said.append(self.host.head(hidden[row, place + 1]) + self.bias)
+        row = row.expand_as(inputs.tokens)
+        return Prediction(None, torch.stack(said), row + 1, row, 0 * row, row)
+
+    def reset(self, first: Tensor) -> None:
+        self.said = self.read = torch.empty(0, self.host.vocab_size)
+
+    def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
+        sees = torch.zeros(1, tree.nodes + 1, dtype=torch.bool)
+        sees[0, [0, -1]] = True
+        return AuxiliaryNodes(self.mask, self.mask, sees) if max_depth else None
+
+    def observe_auxiliary(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
+        if len(acceptance.path) == 1:  # else the mask's place is one of the text
+            self.read = logits[-1:]
+
+    def observe(self, observation: Observation) -> None:
+        self.said, self.read = self.read, self.read[:0]
+
+    @torch.no_grad()
+    def draft(self, frontier: Frontier) -> DraftOutput:
+        return DraftOutput((self.said + self.bias)[None])
+
+
+class ProbingElsewhere(Probing):
+    """Has the mask read in another place than it was trained for."""
+
+    def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
+        found = super().auxiliary_nodes(tree, max_depth)
+        return None if found is None else replace(found, depth=0 * found.depth)
+
+
 class WithoutBlock(Mine):
     block = 0
 
@@ -336,6 +580,12 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tokens of earlier rounds that are dropped": (LastTokenAlone, "tokens in as many rounds"),
     "a text that is remembered": (Remembering, "a second text"),
     "branches that mix": (MixingBranches, "a frontier of several"),
+    "branches of another parent": (FirstParent, r"a frontier of several \(pass [34]\)"),
+    "blocks that see other branches": (AmongOthers, r"a frontier of several \(pass 3\)"),
+    "ancestors of another branch": (OfAnother, r"a frontier of several \(pass 3\)"),
+    "later passes that stand too far": (Ahead, "in pass 2 of a round, drafted and trained"),
+    "later passes that stand still": (Standing, "in pass 3 of a round, drafted and trained"),
+    "observed tokens that stand elsewhere": (Offset, "in pass 2 of a round, drafted and trained"),
     "memory that falls": (Shrinking, "kv_bytes"),
     "passes that are compiled wrong": (Miscompiled, "drafts through compiled passes"),
     "labels one too far": (changed(label=lambda p: p.label + 1), "Prediction.label"),
@@ -358,6 +608,7 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "labels that are not shown": (SeeingUnshown, "labels that it does not show"),
     "a glance at nothing that shows": (SeeingTooMuch, "a glance that shows nothing"),
     "drafting that is not training": (Otherwise, "drafted and trained"),
+    "auxiliary nodes that stand elsewhere": (ProbingElsewhere, "drafted and trained"),
     "something learnt that is not saved": (NotSaved, "saved and loaded"),
     "a state that copies share": (Shared, "a sequence of a batch"),
 }
@@ -371,8 +622,9 @@ def test_a_planted_defect_is_found_and_named(defect: str) -> None:
     assert "; " in str(caught.value)  # what to do about it
 
 
-def test_the_head_without_a_defect_passes() -> None:
-    check_drafter(Mine)
+@pytest.mark.parametrize("head", [Mine, Attending, OnePass, Sequential, Probing])
+def test_a_head_without_a_defect_passes(head: Callable[[Any], Any]) -> None:
+    check_drafter(head)
 
 
 def test_what_the_drafter_itself_raises_says_what_was_being_checked() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falcon_lab.decoding.drafting import with_auxiliary
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.target_sequences import OneSequence
 from falcon_lab.interfaces import (
+    Acceptance,
     BuildContext,
     Drafter,
     DraftOutput,
@@ -24,9 +26,11 @@ from falcon_lab.interfaces import (
     LayerPlan,
 )
 from falcon_lab.model.target import Target
+from falcon_lab.sampling import drawn
 from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.targets import Text, random_tokens
 from falcon_lab.testing.tested import ComponentUnderTest
+from falcon_lab.tree import listed_tree
 
 TOLERANCE = 1e-4
 """Largest difference of two computations of the same, in the unit of the largest value."""
@@ -184,6 +188,18 @@ class DraftedSequence:
         self._layers.commit(self.known)
         self.drafter.observe(self.text.observation(self.drafter, start, self.known, remaining))
 
+    def observe_round(self) -> None:
+        """Commit the next position by a round of no draft tokens, with auxiliary nodes if any."""
+        root, known, target = self.text.tokens[self.known], self.known, self.text.target
+        alone = listed_tree(root, (), (), ())
+        tree = with_auxiliary(self.drafter, alone, target.max_positions - known - 1)
+        if tree.auxiliary:
+            cache = target.new_cache(known + tree.nodes)
+            target.prefill(self.text.tokens[:known], cache)
+            accepted = Acceptance(torch.zeros_like(root)[None], self.text.tokens[known + 1])
+            self.drafter.observe_auxiliary(tree, target.verify(tree, cache).logits, accepted)
+        self.observe(1)
+
     def draft(self, frontier: Frontier | None = None) -> DraftOutput:
         """Draft a pass: the root's, unless blocks are given."""
         frontier = frontier or Frontier.root(self.text.tokens.device)
@@ -203,16 +219,19 @@ class DraftedSequence:
 
 
 def expanded(output: DraftOutput, block: int, generator: torch.Generator) -> Frontier | None:
-    """Draw up to three different blocks below a pass; None where the drafter ends before."""
+    """Draw up to three different blocks below a pass; None where the drafter ends before.
+
+    Their parents are in no order, as in a tree whose best branches come first, and some of a
+    pass's blocks have no child.
+    """
     logits = output.logits
     proposed = logits.isfinite()
     whole = proposed.any(-1).all(-1).nonzero().flatten().tolist()  # [F]
     if logits.shape[1] < block or not whole:
         return None
     blocks = []
-    for draw in range(3):
-        parent = whole[draw % len(whole)]
-        path = torch.multinomial(proposed[parent].float(), 1, generator=generator)[:, 0]
+    for parent in (whole[-1], whole[0], whole[0]):
+        path = drawn(proposed[parent].float(), generator)
         blocks.append((parent, *output.target_tokens(path).tolist()))
-    chosen = torch.tensor(sorted(set(blocks)))
+    chosen = torch.tensor(list(dict.fromkeys(blocks)))
     return Frontier(chosen[:, 1:].contiguous(), chosen[:, 0].contiguous())

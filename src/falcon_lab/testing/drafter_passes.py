@@ -152,7 +152,9 @@ def check_that_inputs_stay(case: Case) -> None:
     layers.commit(ROWS)
     drafter.observe(seen)
     output = drafter.draft(Frontier.root(first.device))
-    frontier = expanded(output, drafter.block, case.tested.generator(4))
+    frontier = None
+    if drafter.max_passes != 1:
+        frontier = expanded(output, drafter.block, case.tested.generator(4))
     asked = copy.deepcopy(frontier)
     if frontier is not None:
         drafter.draft(frontier)
@@ -288,31 +290,50 @@ def check_that_reset_forgets(case: Case) -> None:
 
 
 def check_that_branches_are_chains(case: Case) -> None:
-    """Check that a block of a tree's pass is drafted for as if it were alone."""
-    drafted = _before_a_round(case)
-    if (drafted.drafter.max_passes or 2) < 2:
-        return
-    frontier = expanded(drafted.draft(), drafted.drafter.block, case.tested.generator(24))
-    if frontier is None:
-        return
-    together = drafted.draft(frontier).target_logits
-    for number in range(len(together)):
-        drafted, one = _before_a_round(case), slice(number, number + 1)
+    """Check that a block of a tree is drafted for as if its branch were alone, pass after pass.
+
+    From the third pass on the blocks of a tree have parents and ancestors of their own.
+    """
+    drafter, generator = case.fresh(), case.tested.generator(24)
+    drafted = _before_a_round(case, drafter)
+    outputs, frontiers = [drafted.draft()], list[Frontier]()
+    while len(outputs) < min(4, drafter.max_passes or 4):
+        frontier = expanded(outputs[-1], drafter.block, generator)
+        if frontier is None:
+            break
+        frontiers.append(frontier)
+        outputs.append(drafted.draft(frontier))
+    for chain in _chains(frontiers):
+        drafted = _before_a_round(case, drafter)
         drafted.draft()
-        alone = drafted.draft(Frontier(frontier.tokens[one], frontier.parents[one])).target_logits
-        case.same(
-            "a block of a frontier of several",
-            together[one],
-            alone,
-            "a block attends to committed tokens, its ancestors and itself, never its neighbours",
-        )
+        for number, place in enumerate(chain):
+            one = slice(place, place + 1)
+            block = frontiers[number].tokens[one]
+            alone = drafted.draft(Frontier(block, torch.zeros(1, dtype=torch.long)))
+            case.same(
+                f"a block of a frontier of several (pass {number + 2})",
+                outputs[number + 1].target_logits[one],
+                alone.target_logits,
+                "a block continues from the one that its entry of frontier.parents names, and "
+                "attends to committed tokens, its ancestors and itself, never its neighbours or "
+                "what these come from",
+            )
 
 
-def _before_a_round(case: Case) -> DraftedSequence:
-    drafter = case.fresh()
+def _before_a_round(case: Case, drafter: Any) -> DraftedSequence:
     drafted = DraftedSequence(drafter, case.text(drafter, ROWS))
     drafted.observe(ROWS - 3)
     return drafted
+
+
+def _chains(frontiers: Sequence[Frontier]) -> list[list[int]]:
+    """Return for every branch the places of its blocks in the frontiers of its passes."""
+    ended, growing = list[list[int]](), [list[int]()]
+    for frontier in frontiers:
+        parents = frontier.parents.tolist()
+        ended += [chain for place, chain in enumerate(growing) if place not in parents]
+        growing = [[*growing[parent], place] for place, parent in enumerate(parents)]
+    return ended + growing
 
 
 def check_reserved_memory(case: Case) -> None:

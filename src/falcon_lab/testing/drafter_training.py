@@ -110,11 +110,14 @@ def check_reproducible(case: Case) -> None:
 def check_gradients(case: Case) -> None:
     """Check that every weight gets a gradient and the target none."""
     tested, drafter = case.tested, case.fresh().train()
-    batch = packed([documents(case, 9, 14), documents(case, 9, 14, number=31)])
+    # All passes, as each may have weights of its own, and a text that is long enough for the last.
+    passes = (drafter.max_passes or 2) if drafter.unrolls else 1
+    longest = min(max(14, 6 + passes * drafter.block), case.target.max_positions)
+    batch = packed([documents(case, 9, longest), documents(case, 9, longest, number=31)])
     seen = predict(case, drafter, batch)
     feature = 0.0 if seen.features is None else 1.0
     objective = FalconObjective(FalconObjectiveConfig(feature=feature), case.of(drafter))
-    config = DistillationConfig(unroll=2 if drafter.unrolls else 1)
+    config = DistillationConfig(unroll=passes)
     loss, _ = DistillationStep(
         case.target.tapped(drafter.taps),
         drafter,

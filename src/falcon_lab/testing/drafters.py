@@ -32,14 +32,14 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
       that it is given.
     - Drafting does not depend on how its state came about: what was drafted leaves no trace, a
       prompt in parts is the whole prompt, tokens observed in several rounds are tokens observed at
-      once, a tree's branch is a chain, and ``reset`` leaves nothing behind.
+      once, a tree's branch is a chain in every pass, and ``reset`` leaves nothing behind.
     - One whose passes can be compiled drafts the same through compiled passes and through graphs,
       which stand-ins take the place of (``testing/compiling.py``).
     - One with weights: every weight gets a gradient and the target none; a row's prediction does
       not depend on inputs newer than its ``source``; packed documents are separate ones and B
       sequences are B times one; glances show what they say; what training predicts is what
-      drafting predicts (and so in every pass of its ``unroll``); saved and loaded it is the
-      same.
+      drafting predicts, in every pass of its ``unroll`` or, without one, where training reads
+      the features that the pass before predicted; saved and loaded it is the same.
     - With every built-in tree, greedy output is the target's token for token, and sampled output
       follows the target's distribution, at the edges too: a prompt of one token, an end inside a
       draft, budgets of nothing, the target's last position, and sequences of a batch.
