@@ -1,3 +1,6 @@
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -452,6 +455,32 @@ class Spoilt(FalconObjective):
         if self.calls == 5 and self.spoil == "gradient":
             terms["soft"] = terms["soft"] + (rows.student_features * 0).sum(-1).sqrt()
         return terms
+
+
+class WithLaterHead(Perfect):
+    """Has a weight for a second pass, which one pass of training does not reach."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(block)
+        self.later = nn.Linear(1, 1, bias=False)
+
+    def unroll(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Iterator[Prediction]:
+        first = self(inputs, reveal)
+        assert first.features is not None
+        yield first
+        ahead = self.later(first.features.roll(-self.block, 1).unsqueeze(-1)).squeeze(-1)
+        yield replace(first, features=ahead, label=first.label + self.block)
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_weights_that_the_first_step_does_not_reach_are_named(tmp_path: Path, unroll: int) -> None:
+    module = distillation(drafter=WithLaterHead(2), unroll=unroll)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _fit(module, tmp_path)
+    said = [str(one.message) for one in caught if "does not reach" in str(one.message)]
+    assert len(said) == (unroll == 1)
+    assert all("later.weight" in line and "distillation.unroll" in line for line in said)
 
 
 @pytest.mark.parametrize("spoil", ["loss", "gradient"])

@@ -226,7 +226,8 @@ class DistillationConfig:
     unroll: int = ranged(1, least=1, most=100)
     """Passes that the student is trained on: each after the first continues from the features that
     it predicted itself and the true tokens, as in drafting (EAGLE-3's training-time test; not in
-    Falcon's paper). The loss is a mean over the rows of all passes."""
+    Falcon's paper). The loss is a mean over the rows of all passes. A drafter that has weights of
+    its own for every pass needs as many."""
     unroll_decay: float = ranged(1.0, least=1e-3, most=1)
     """Weight of a row in the loss falls by this factor from pass to pass; EAGLE-3's is 0.8."""
     logits_mib: int = ranged(256, least=1, most=2**20)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from falcon_lab.config.schema import DistillationConfig
@@ -74,6 +75,7 @@ class Distillation(LightningModule):
         self.clock = StepClock()
         self.chunk: int | None = None
         self._logged = False  # whether Lightning hands this step's values on
+        self._reached = False  # whether a step has taught anything yet
 
     # --- training ---------------------------------------------------------------------------
 
@@ -131,6 +133,9 @@ class Distillation(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the gradient's norm; refuse one that is not finite."""
         gradients = [p.grad for p in self.drafter.parameters() if p.grad is not None]
+        if gradients and not self._reached:
+            self._reached = True
+            warn_of_untaught(self.drafter, self.config.unroll)
         norm = float(nn.utils.get_total_norm(gradients))
         if self.trainer.precision != "16-mixed":  # whose scaler skips such steps itself
             self._refuse_bad("gradient", norm)
@@ -211,6 +216,27 @@ class Distillation(LightningModule):
         """Return AdamW with warm-up and cosine decay."""
         weights = [p for p in self.drafter.parameters() if p.requires_grad]
         return make_optimizer(weights, self.config.optimizer, self.max_steps)
+
+
+def warn_of_untaught(drafter: Any, unroll: int) -> None:
+    """Warn of weights that a step does not reach, as those of passes that training leaves out.
+
+    Args:
+        drafter: after a backward pass.
+        unroll: passes of the training.
+    """
+    weights = drafter.named_parameters()
+    without = [name for name, weight in weights if weight.requires_grad and weight.grad is None]
+    if not without:
+        return
+    more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+    what = "take requires_grad from what is not to be trained"
+    if drafter.unrolls:
+        what = f"weights of later passes need more than distillation.unroll={unroll}; else {what}"
+    rank_zero_warn(
+        f"the first step does not reach {', '.join(without[:3])}{more} of "
+        f"{type(drafter).__name__}, which stay as they began: {what}"
+    )
 
 
 def _check_unroll(drafter: Drafter, config: DistillationConfig) -> None:

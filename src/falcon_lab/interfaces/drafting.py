@@ -306,7 +306,12 @@ class Drafter(ABC):
 
         The first is what calling it gives (``reveal`` is for that pass alone). Each later pass
         continues from the drafter's own predictions and the true tokens, as a later drafting pass
-        would; gradients flow through all of them.
+        would; gradients flow through all of them. Slot j of pass n (0 is the first) that began
+        behind position t has the source t and the label t + 1 + n·k + j.
+
+        A training has as many passes as ``distillation.unroll`` says, 1 by default, and validation
+        the first alone: weights of a pass that is not asked for are not trained, which a warning
+        says after the first step.
         """
         raise FalconLabError(
             f"{type(self).__name__} cannot be trained on its own predictions (unroll); "

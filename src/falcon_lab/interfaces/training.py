@@ -49,7 +49,10 @@ class Prediction:
         label: ``[B, R]`` long, the position t whose target feature h_t (and whose next-token
             distribution) the row predicts; out of range means no label.
         source: ``[B, R]`` long, the newest position whose true input the row may depend on.
-            A row counts only where source and label lie in one document.
+            A row counts only where source and label lie in one document. In the later passes of
+            ``Drafter.unroll`` it stays that of the pass which the branch began with: the last
+            position whose true feature the row depends on, though it has read true tokens up to
+            the one before its label's.
         slot: ``[B, R]`` long, place in the block, 0..k-1 (0 is the next token).
         group: ``[B, R]`` long, block of the row, equal for the rows of one block, unique in the
             sequence.
