@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from falcon_lab.config.overrides import Override, plain_overrides
 from falcon_lab.environment import is_worker
 from falcon_lab.errors import FalconLabError
 
@@ -86,6 +87,11 @@ def overrides_of(options: dict[str, Any], overrides: Sequence[str]) -> list[str]
     """Return a command's ``settings`` as overrides, followed by its own."""
     given = [f"{key}={options[name]}" for name, key in SETTINGS.items() if _is_given(options, name)]
     return [*given, *overrides]
+
+
+def quick_defaults(command: str) -> list[Override]:
+    """Return what a command that only writes text sets, where nothing else is said."""
+    return plain_overrides({"target.lean": True}, f"falcon-lab {command}")
 
 
 def _is_given(options: dict[str, Any], name: str) -> bool:

@@ -19,12 +19,12 @@ from falcon_lab.commands.arguments import (
     overrides_argument,
     overrides_of,
     progress,
+    quick_defaults,
     settings,
     wants_color,
 )
 from falcon_lab.commands.chat import LONGEST_ANSWER, Chat, talk
 from falcon_lab.commands.streams import stdin_text
-from falcon_lab.config.overrides import plain_overrides
 from falcon_lab.config.saved import decoding_experiment, method_of, names_a_drafter
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from falcon_lab.measure.engines import Setup
 
 engine_settings = settings("target", "tree", "temperature", "max_new_tokens", "seed")
-
-QUICK = {"target.lean": True}
-"""What ``generate`` sets where nothing else is said: it shows a text, and compares with nothing."""
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -64,7 +61,7 @@ def generate(
     evaluation.top_p=0.9.
     """
     given = overrides_of(options, overrides)
-    experiment = decoding_experiment(drafter, given, plain_overrides(QUICK, "falcon-lab generate"))
+    experiment = decoding_experiment(drafter, given, quick_defaults("generate"))
     text = None if prompt is None else some_text(prompt, "--prompt")
     if text is None and not chats and not sys.stdin.isatty():
         text = some_text(stdin_text(sys.stdin.read), "standard input")

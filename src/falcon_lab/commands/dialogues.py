@@ -15,10 +15,10 @@ from falcon_lab.commands.arguments import (
     overrides_argument,
     overrides_of,
     progress,
+    quick_defaults,
     settings,
 )
 from falcon_lab.config.load import load_experiment
-from falcon_lab.config.overrides import plain_overrides
 from falcon_lab.config.schema import MOST_STEPS, Experiment, PromptsConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_place, locked, make_folder
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from falcon_lab.data.dialogues import Dialogist
 
 SHARE = click.FloatRange(0, 1)
-WRITTEN_IN = {"target.lean": True}
-"""Settings of this command that overrides may change."""
 
 
 @click.command(context_settings=OVERRIDABLE)
@@ -97,7 +95,7 @@ def dialogues(
     """
     from falcon_lab.data.corpora import SAMPLES
 
-    known = plain_overrides(WRITTEN_IN, "falcon-lab dialogues")
+    known = quick_defaults("dialogues")
     experiment = load_experiment(None, overrides_of(options, overrides), known=known)
     if not out.name.endswith(SAMPLES):
         raise FalconLabError(f"--out {out}: must end in {' or '.join(SAMPLES)}")
