@@ -43,6 +43,7 @@ def train(
     logger: Any = None,
     checkpoint_every: int = 50,
     callbacks: Sequence[Callback] = (),
+    begin: Callable[[], None] | None = None,
 ) -> Trainer:
     """Train to the end, from the newest checkpoint in ``folder/checkpoints`` if there is one.
 
@@ -54,12 +55,15 @@ def train(
         logger: Lightning logger, or None.
         checkpoint_every: optimiser steps between checkpoints.
         callbacks: further callbacks.
+        begin: is called before a training that starts afresh.
 
     Raises:
         FalconLabError: no checkpoint can be read or written, or the training diverged.
     """
     checkpoints = folder / CHECKPOINTS
     resume = find_checkpoint(checkpoints, module)
+    if resume is None and begin is not None:
+        begin()
     bar = [TrainingBar()] if trainer_args.get("enable_progress_bar", True) else []
     trainer = make_trainer(
         trainer_args,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from falcon_lab.bars import Bar
 from falcon_lab.config.load import to_plain
-from falcon_lab.config.saved import CHECKPOINTS
 from falcon_lab.config.schema import Experiment
 from falcon_lab.config.trainer import epoch_batches, training_steps
 from falcon_lab.data.heldout import heldout_prompts
@@ -28,7 +27,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, DrafterInputs, TrainableDrafter, is_trainable
 from falcon_lab.sampling import Sampling
 from falcon_lab.trainer import check_arguments
-from falcon_lab.training import find_checkpoint, train
+from falcon_lab.training import train
 
 if TYPE_CHECKING:
     from falcon_lab.data.datamodule import FalconDataModule
@@ -68,8 +67,11 @@ def train_drafter(
             batches=len(data.train_dataloader()),
             validation=len(data.val_dataloader()),
         )
-    if experiment.distillation.least_squares and find_checkpoint(folder / CHECKPOINTS) is None:
-        begin_at_solution(module, data, experiment.distillation.least_squares)
+
+    def begin() -> None:
+        if tokens := experiment.distillation.least_squares:
+            begin_at_solution(module, data, tokens)
+
     trainer = train(
         module,
         data,
@@ -78,6 +80,7 @@ def train_drafter(
         loggers,
         experiment.distillation.checkpoint_every,
         callbacks,
+        begin,
     )
     if trainer.is_global_zero:
         save_drafter(
@@ -97,10 +100,10 @@ def begin_at_solution(module: Distillation, data: FalconDataModule, tokens: int)
     Raises:
         FalconLabError: the drafter has no such solution.
     """
-    batches, read, device = data.batches(), 0, module.target.device
+    batches, device = data.batches(), module.target.device
 
     def samples() -> Iterator[tuple[DrafterInputs, Tensor]]:
-        nonlocal read
+        read = 0
         with Bar(total=tokens, desc="least squares", unit="tok") as bar:
             for number in range(len(data.train_dataloader())):
                 if read >= tokens:
