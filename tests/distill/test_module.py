@@ -1,6 +1,7 @@
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,21 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
         assert tensor.dtype == torch.float32, "the weights keep what half precision would lose"
     name = "fuse.mix.weight_ih_l0"
     assert not torch.equal(weights(killed)[name], weights(whole)[name])
+
+
+def test_what_begins_a_training_is_not_done_again_when_it_resumes(tmp_path: Path) -> None:
+    begun: list[int] = []
+    for steps in (3, 6):
+        trainer = {**QUIET, "max_steps": steps}
+        train(
+            distillation(),
+            Data(list(range(20))),
+            trainer,
+            tmp_path,
+            checkpoint_every=3,
+            begin=partial(begun.append, steps),
+        )
+    assert begun == [3]
 
 
 def test_the_seed_decides_the_result(tmp_path: Path) -> None:
