@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from everything import everything
 from falcon_lab.config.load import load_experiment
-from falcon_lab.errors import FalconLabError
+from falcon_lab.decoding.plain import PlainEngine
+from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.measure import engines
 from falcon_lab.measure.engines import Methods, Setup, label
 from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.hooks import Register
 from falcon_lab.plugins.registry import Components
 from saved_models import save_untrained
 from tiny_models import tiny_target
@@ -208,3 +211,47 @@ def test_an_optional_union_is_left_out_where_a_part_is_not_installed(
 def test_without_a_run_there_is_no_drafter_of_its_own(target: Any, components: Components) -> None:
     with pytest.raises(FalconLabError, match="there is no run here"):
         components.build("drafter", {"name": "saved"}, BuildContext(target))
+
+
+class Backwards(PlainEngine):
+    """Plain decoding that says that it is lossy."""
+
+    lossless = False
+
+
+def with_engines(made: Any) -> Components:
+    register = Register("others", "1")
+    register.engine("backwards", lambda config, context: made(context))
+    return Components([*everything().components, *register.components])
+
+
+def test_a_method_may_have_an_engine_of_its_own(target: Any) -> None:
+    known = with_engines(lambda context: Backwards(context.target, decoding=context.decoding))
+    row = "evaluation.methods.back"
+    experiment = load_experiment(None, [f"{row}.engine.name=backwards"], components=known)
+    setup = Setup(experiment, target, known)
+    found = setup.methods(None)
+    assert list(found.all) == ["tree", "chain", "back"] or "back" in found.others
+    assert found.labels["back"] == "backwards"
+    assert found.provenance["back"]["engine"]["distribution"] == "others"
+    measurement = setup.measure({"plain": setup.plain(), **found.others}, setup.prompts()[:2])
+    assert measurement.lossless == {"plain": True, "back": False}
+    found.leave_out_others()
+    assert not found.others
+    assert "evaluate" in found.left_out["back"]
+
+
+def test_what_is_no_engine_is_refused_and_blamed(target: Any) -> None:
+    known = with_engines(lambda context: "nothing")
+    row = "evaluation.methods.back"
+    experiment = load_experiment(None, [f"{row}.engine.name=backwards"], components=known)
+    with pytest.raises(FalconLabError, match="others 1 is a str"):
+        Setup(experiment, target, known).methods(None)
+
+
+def test_an_engine_has_no_drafter_beside_it() -> None:
+    known = with_engines(lambda context: None)
+    row = "evaluation.methods.back"
+    given = [f"{row}.engine.name=backwards", f"{row}.tree.name=chain"]
+    with pytest.raises(ConfigError, match=f"{row}.tree"):
+        load_experiment(None, given, components=known)

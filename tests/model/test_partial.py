@@ -130,3 +130,38 @@ def test_layers_that_are_not_there_are_refused(plan: LayerPlan, what: str) -> No
     target = tiny_target(vocab=V, layers=LAYERS)
     with pytest.raises(FalconLabError, match=what):
         run(target, read(target), plan)
+
+
+class Alternating:
+    """Lets the tokens at even positions through the networks of odd layers; keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.saw: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, positions: Tensor) -> None:
+        self.even = positions % 2 == 0
+        self.saw.clear()
+
+    def wanted(self, layer: int) -> Tensor | None:
+        return self.even if layer % 2 else None
+
+    def seen(self, layer: int, before: Tensor, after: Tensor) -> None:
+        self.saw[layer] = before, after
+
+
+def test_a_gate_decides_token_by_token(target: Target) -> None:
+    gate, cache = Alternating(), read(target)
+    found = run(target, cache, LayerPlan(gate=gate))
+    even = ((a_tree()[1] + len(TEXT)) % 2 == 0).tolist()
+    assert any(even)
+    assert not all(even)
+    assert sorted(gate.saw) == list(range(LAYERS))
+    for layer, (before, after) in gate.saw.items():
+        changed = (after - before).abs().amax(-1) > 1e-6
+        assert changed.tolist() == (even if layer % 2 else [True] * len(even))
+    # The root attends to the text alone, which all went through: a pass of its own says the same.
+    root, _, _ = a_tree()
+    odd = frozenset() if even[0] else frozenset(range(1, LAYERS, 2))
+    where = NewPositions(torch.tensor([len(TEXT)]), None, read(target))
+    expected = target.run_part(root[:1], where, LayerPlan(skip_mlp=odd))
+    torch.testing.assert_close(found[:1], expected, rtol=1e-4, atol=1e-4)

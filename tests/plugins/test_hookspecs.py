@@ -16,6 +16,7 @@ KINDS = {
     "acceptance_rule",
     "controller",
     "objective",
+    "engine",
 }
 BROUGHT = {"saved_drafter", "corpus"}
 """Kinds that are files."""

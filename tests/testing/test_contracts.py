@@ -17,6 +17,7 @@ from falcon_lab.testing.tested import ComponentUnderTest
 
 CHECKS: dict[str, Callable[..., None]] = {
     "target": testing.check_target,
+    "engine": testing.check_engine,
     "drafter": testing.check_drafter,
     "schedule": testing.check_schedule,
     "tree_builder": testing.check_tree_builder,

@@ -33,8 +33,14 @@ NODES = {
 OF_COMPARISONS = ("base", "heads", "variants")
 """Keys by which a YAML is not an experiment's (``studies/compare/loading.py``)."""
 
-METHOD_NODES = ("drafter", "tree", "acceptance", "controller")
-"""Those that a method of ``evaluation.methods`` may replace."""
+ENGINE = "engine"
+"""Key of the node that a method may have in place of all others."""
+
+METHOD_NODES = ("drafter", "tree", "acceptance", "controller", ENGINE)
+"""Those that a method of ``evaluation.methods`` may have of its own."""
+
+KIND_OF = {**NODES, ENGINE: "engine"}
+"""Key of any node -> kind of component."""
 
 
 DEFAULT_NAMES = {name: getattr(Experiment(), name)["name"] for name in NODES}
@@ -107,7 +113,8 @@ def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
     for owner, name, key in _nodes(experiment):
         node = getattr(owner, name)
         if owner is experiment or not _may_be_absent(vars(owner), node, name, components):
-            setattr(owner, name, components.check(NODES[name], node, key))
+            setattr(owner, name, components.check(KIND_OF[name], node, key))
+    _check_engines(experiment)
     experiment.trainer = check_trainer(experiment.trainer)
     return experiment
 
@@ -131,8 +138,24 @@ def _with_defaults(
 ) -> dict[str, Any]:
     if "${" in str(node.get("name")):
         return node
-    component = components.named(NODES[name], node, key)
-    return {**components.defaults(NODES[name], component.full_name, key), **node}
+    component = components.named(KIND_OF[name], node, key)
+    return {**components.defaults(KIND_OF[name], component.full_name, key), **node}
+
+
+def _check_engines(experiment: Experiment) -> None:
+    """Refuse a method that has an engine and what an engine has not.
+
+    Raises:
+        ConfigError: with the place.
+    """
+    for row, method in experiment.evaluation.methods.items():
+        others = [key for key in ("drafter_path", *METHOD_NODES) if key != ENGINE]
+        given = [key for key in others if getattr(method, key) is not None]
+        if method.engine is not None and given:
+            raise ConfigError(
+                f"evaluation.methods.{row}.{given[0]}",
+                "this method has an engine, which decodes in its own way; leave one of them out",
+            )
 
 
 def _may_be_absent(
@@ -140,7 +163,7 @@ def _may_be_absent(
 ) -> bool:
     """Return whether a method is optional and its plug-in is not installed."""
     optional = str(method.get("optional", False)).lower() == "true"
-    return optional and components.lacks(NODES[name], node)
+    return optional and components.lacks(KIND_OF[name], node)
 
 
 def _nodes(experiment: Experiment) -> Iterator[tuple[Any, str, str]]:

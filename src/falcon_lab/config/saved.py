@@ -242,7 +242,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 def use_drafter_of(run_folder: Path, experiment: Experiment) -> None:
     """Let the methods that rely on the run's own drafter find it from another folder."""
     for method in experiment.evaluation.methods.values():
-        if method.drafter is None and method.drafter_path is None:
+        if method.drafter is None and method.drafter_path is None and method.engine is None:
             method.drafter_path = str(run_folder / DRAFTER)
 
 

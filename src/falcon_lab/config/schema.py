@@ -293,6 +293,8 @@ class MethodConfig:
     tree: Node | None = None
     acceptance: Node | None = None
     controller: Node | None = None
+    engine: Node | None = None
+    """A decoding loop of a plug-in's own, in place of all of these."""
     optional: bool = False
     """Leave the method out, and note it, when its plug-in or its folder is not there."""
 

@@ -17,6 +17,7 @@ from falcon_lab.decoding.engine import Engine
 from falcon_lab.decoding.generation import PhaseClock, Round
 from falcon_lab.decoding.round import DecodedSequence, Rounds
 from falcon_lab.decoding.stopping import StopCondition, begin
+from falcon_lab.interfaces import DraftTokens, LayerPlan
 from falcon_lab.sampling import Sampling, most_likely
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class PlainRounds:
     def run(self, sequences: Sequence[DecodedSequence], clock: PhaseClock) -> None:
         """Add a token to every sequence."""
         clock.lap("overhead")
-        logits = self._sequences.step([sequence.root for sequence in sequences])
+        logits = self._step([sequence.root for sequence in sequences])
         clock.lap("verify")
         roots = self._draw(logits, sequences)
         kept = [
@@ -126,6 +127,10 @@ class PlainRounds:
             if sequence.on_round is not None:
                 sequence.on_round(added, 0, None, None)
 
+    def _step(self, roots: list[Tensor]) -> Tensor:
+        """Read and commit every sequence's newest token; ``[B, V]`` logits."""
+        return self._sequences.step(roots)
+
     @staticmethod
     def _draw(logits: Tensor, sequences: Sequence[DecodedSequence]) -> Tensor:
         """Draw a token of every sequence in its own way: ``[B, V]`` -> ``[B]``."""
@@ -138,6 +143,52 @@ class PlainRounds:
         for place in sampled:
             roots[place] = sequences[place].draw(logits[place])
         return roots
+
+
+class PartEngine(PlainEngine):
+    """Plain decoding with a part of the layers, which is lossy; prompts are read by all of them.
+
+    Args:
+        target: the model.
+        plan: the part, to the final norm.
+        decoding: how to run it; None: the defaults.
+    """
+
+    lossless = False
+
+    def __init__(
+        self, target: Target, plan: LayerPlan, *, decoding: DecodingConfig | None = None
+    ) -> None:
+        super().__init__(target, decoding=decoding)
+        self.plan = plan
+
+    def rounds(self, sequences: TargetSequences, count: int, length: int) -> Rounds:
+        """Make rounds of one step through the part."""
+        return PartRounds(self.target, sequences, self.plan, self.decoding.prefill_chunk)
+
+
+class PartRounds(PlainRounds):
+    """A token for every sequence, by a part of the layers.
+
+    Args:
+        target: the model.
+        sequences: its passes over all of them.
+        plan: the part.
+        chunk: tokens of a prompt that are read in one pass.
+    """
+
+    def __init__(
+        self, target: Target, sequences: TargetSequences, plan: LayerPlan, chunk: int
+    ) -> None:
+        super().__init__(target, sequences, chunk)
+        self._plan = plan
+
+    def _step(self, roots: list[Tensor]) -> Tensor:
+        zero = torch.zeros_like(roots[0]).reshape(1)
+        newest = {place: DraftTokens(root.reshape(1), zero) for place, root in enumerate(roots)}
+        found = self._sequences.run(newest, self._plan)
+        self._sequences.keep()
+        return self._target.head(torch.cat([found[place] for place in newest]))
 
 
 def common_beginning(first: Tensor, second: Tensor) -> int:

@@ -68,6 +68,10 @@ class TargetSequences(TreePasses, Protocol):
         """Read and commit a token (0-d long) of every sequence; ``[B, V]`` logits."""
         ...
 
+    def keep(self) -> None:
+        """Commit what is provisional, of sequences that are all in use."""
+        ...
+
 
 def target_sequences(target: Target, count: int, capacity: int) -> TargetSequences:
     """Make room for ``count`` sequences of up to ``capacity`` positions, the tree's counted."""
@@ -123,6 +127,10 @@ class OneSequence:
         self._cache.commit((self._start,), (accepted[0].path,), (accepted[0].nodes,))
         self._start = self._cache.length
 
+    def keep(self) -> None:
+        """Commit the provisional tokens."""
+        self._start = self._cache.length
+
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
         """Append provisional tokens."""
         new = drafts[0]
@@ -162,6 +170,13 @@ class ManySequences:
         output = self._target.step_batch(torch.stack(list(roots)), self._cache)
         self._cache.commit(self._cache.lengths, [(0,)] * len(roots))
         return output.logits
+
+    def keep(self) -> None:
+        """Commit the provisional tokens."""
+        lengths = self._cache.lengths
+        added = self._provisional[: len(lengths)]
+        self._cache.commit(lengths, [range(count) for count in added])
+        self._provisional = [0] * len(self._provisional)
 
     def verify(
         self, trees: Sequence[TokenTree], lower: LowerLayers | None = None

@@ -457,6 +457,21 @@ class BuildContext:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineContext:
+    """Handed to an engine's builder beside its configuration.
+
+    Attributes:
+        target: the model, a ``falcon_lab.model.target.Target``.
+        decoding: how engines run, the ``decoding`` section of the experiment.
+        components: as in ``BuildContext``.
+    """
+
+    target: Any
+    decoding: Any
+    components: ComponentBuilder | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TargetContext:
     """Handed to a target's builder beside its configuration.
 

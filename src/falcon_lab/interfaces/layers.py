@@ -16,6 +16,32 @@ from falcon_lab.errors import FalconLabError
 NONE: frozenset[int] = frozenset()
 
 
+class MlpGate(Protocol):
+    """Decides token by token which feed-forward networks a pass leaves out (FFN-SkipLLM).
+
+    One that is compared by identity, and used by one pass at a time.
+    """
+
+    def begin(self, positions: Tensor) -> None:
+        """Begin a pass over tokens at these positions of their texts, ``[n]`` long."""
+        ...
+
+    def wanted(self, layer: int) -> Tensor | None:
+        """Return which tokens go through a layer's network, ``[n]`` bool; None: all of them."""
+        ...
+
+    def seen(self, layer: int, before: Tensor, after: Tensor) -> None:
+        """Take in the hidden states before and behind a layer's network.
+
+        Args:
+            layer: counted from 0.
+            before: ``[n, H]``, what entered the residual block.
+            after: ``[n, H]``, the same with what the network added; as before where it was left
+                out.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
     """Which parts of a model a pass goes through. Decoder layers are counted from 0.
@@ -29,12 +55,14 @@ class LayerPlan:
             None: it goes to the end, through the final norm.
         skip_attention: layers whose attention is skipped.
         skip_mlp: layers whose feed-forward network is skipped.
+        gate: asked before each of the other networks; None: they all run.
     """
 
     first: int = 0
     last: int | None = None
     skip_attention: frozenset[int] = NONE
     skip_mlp: frozenset[int] = NONE
+    gate: MlpGate | None = None
 
     @classmethod
     def exit_after(cls, layers: int, count: int) -> LayerPlan:

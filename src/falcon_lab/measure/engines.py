@@ -22,13 +22,14 @@ from falcon_lab.decoding.assembling import (
     choose_target,
     prepare,
 )
+from falcon_lab.decoding.engine import Engine as DecodingEngine
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.rounding import read_again
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.drafters.saved import load_drafter, refuse_other_target, saved_node
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Announce, BuildContext, Drafter, is_trainable
+from falcon_lab.interfaces import Announce, BuildContext, Drafter, EngineContext, is_trainable
 from falcon_lab.measure import provenance
 from falcon_lab.measure.conversation import EncodedPrompt, encode_prompts
 from falcon_lab.measure.journal import Journal
@@ -55,15 +56,28 @@ class Methods:
 
     Attributes:
         engines: method -> engine, in the order of the configuration.
+        others: the same of methods that have an engine of their own.
         provenance: method -> kind -> name, distribution and version.
         labels: method -> what it is, in a few words.
         left_out: optional method -> why it is not measured.
     """
 
     engines: dict[str, SpeculativeEngine] = field(default_factory=dict)
+    others: dict[str, Engine] = field(default_factory=dict)
     provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def all(self) -> dict[str, Engine]:
+        """Every engine, by method."""
+        return {**self.engines, **self.others}
+
+    def leave_out_others(self) -> None:
+        """Note that a study has no use for engines of their own."""
+        for name in self.others:
+            self.left_out[name] = "it has an engine of its own, which evaluate alone measures"
+        self.others.clear()
 
 
 @dataclass(frozen=True)
@@ -233,8 +247,9 @@ class Setup:
         """
         methods = Methods()
         for name, config in self.experiment.evaluation.methods.items():
+            add = self.add if config.engine is None else self.add_other
             try:
-                self.add(methods, name, config, trained)
+                add(methods, name, config, trained)
             except FalconLabError as error:
                 if not config.optional:
                     raise
@@ -254,6 +269,27 @@ class Setup:
         methods.labels[name] = f"{described}, untrained" if untrained else described
         return methods.engines[name]
 
+    def add_other(
+        self, methods: Methods, name: str, config: MethodConfig, trained: Path | None = None
+    ) -> None:
+        """Build one method's engine of its own, and write down what it is.
+
+        Raises:
+            FalconLabError: its plug-in is not there, or gave none.
+        """
+        assert config.engine is not None
+        context = EngineContext(self.target, self.experiment.decoding)
+        engine = self.components.build("engine", config.engine, context)
+        if not isinstance(engine, DecodingEngine):
+            owner = self.components.owner("engine", config.engine["name"])
+            raise FalconLabError(
+                f"engine {config.engine['name']} of {owner} is a {type(engine).__name__}; derive "
+                "it from falcon_lab.decoding.engine.Engine"
+            )
+        methods.others[name] = engine
+        methods.provenance[name] = {"engine": self.components.provenance("engine", config.engine)}
+        methods.labels[name] = config.engine["name"]
+
     def check(
         self, trained: Path | None = Path(), temperatures: Sequence[float] | None = None
     ) -> None:
@@ -268,7 +304,7 @@ class Setup:
         """
         with torch.random.fork_rng(devices=[]):
             prompts = self.prompts()
-            engines = {PLAIN: self.plain(), **self.methods(trained).engines}
+            engines = {PLAIN: self.plain(), **self.methods(trained).all}
             self.rehearse(engines, prompts, temperatures)
 
     def rehearse(

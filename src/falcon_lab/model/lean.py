@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from falcon_lab.interfaces import LayerPlan
+from falcon_lab.interfaces import LayerPlan, MlpGate
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.registration import PREFIX
+from falcon_lab.model.gating import gated
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.packed import Packing, linear
 
@@ -36,6 +37,10 @@ STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 WHOLE = LayerPlan()
 
 Masks = Tensor | dict[str, Tensor] | None
+
+
+Packed = Sequence[Tensor | None]
+"""The packed form of a layer's weights, in the order of ``Layer.weights``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +94,27 @@ class Layer:
     down: Projection
     activation: Callable[[Tensor], Tensor]
 
+    def mlp(self, packed: Packed, hidden: Tensor) -> Tensor:
+        """Return what the feed-forward network adds to hidden states ``[..., H]``."""
+        between = self.before_mlp(hidden)
+        gate, up, down = packed[4:]
+        inner = self.activation(self.gate(between, gate)) * self.up(between, up)
+        return self.down(inner, down)
+
+    def gated_mlp(self, packed: Packed, hidden: Tensor, gate: MlpGate) -> Tensor:
+        """Return the same, zero for tokens that the gate keeps from the network."""
+        flat = hidden.flatten(0, -2)
+
+        def network(chosen: Tensor | None) -> Tensor:
+            return self.mlp(packed, flat if chosen is None else flat[chosen])
+
+        return gated(gate, self.number, flat, network).view_as(hidden)
+
     @property
     def weights(self) -> tuple[Tensor, ...]:
         """Return the weights of all projections, in their order."""
         attention = self.query, self.key, self.value, self.output
         return tuple(one.weight for one in (*attention, self.gate, self.up, self.down))
-
-
-Packed = Sequence[Tensor | None]
-"""The packed form of a layer's weights, in the order of ``Layer.weights``."""
 
 
 class LeanLayers:
@@ -151,6 +168,8 @@ class LeanLayers:
             ``[B, T, H]`` where the plan ends: after the final norm, as a rule.
         """
         turn = self._turn(positions, hidden.dtype)
+        if plan.gate is not None:
+            plan.gate.begin(positions.expand(hidden.shape[:2]).flatten())
         groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
         masks = _for_groups(mask, groups) if backend is None else mask
         all_packed = self._packing(self._weights, hidden)
@@ -163,11 +182,12 @@ class LeanLayers:
                 of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
                 normed = layer.before_attention(hidden)
                 hidden = self._attend(layer, packed, normed, turn, of_kind, cache, backend) + hidden
-            if layer.number not in plan.skip_mlp:
-                between = layer.before_mlp(hidden)
-                gate, up, down = packed[4:]
-                inner = layer.activation(layer.gate(between, gate)) * layer.up(between, up)
-                hidden = layer.down(inner, down) + hidden
+            if layer.number in plan.skip_mlp:
+                continue
+            if plan.gate is None:
+                hidden = layer.mlp(packed, hidden) + hidden
+            else:
+                hidden = layer.gated_mlp(packed, hidden, plan.gate) + hidden
         return self.norm(hidden) if plan.last is None else hidden
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

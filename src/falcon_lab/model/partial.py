@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import LayerPlan
+from falcon_lab.interfaces import LayerPlan, MlpGate
+from falcon_lab.model.gating import gated
 
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "layer_norm")
 """What families call the norm before the LM head."""
@@ -26,6 +27,12 @@ ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 
 NETWORKS = ("mlp", "feed_forward", "ffn")
 """What families call a layer's feed-forward network."""
+
+MLP_NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2")
+"""What families call the norm before it, whose input is the residual stream."""
+
+NORM_BEHIND = "post_feedforward_layernorm"
+"""What families call a norm of what it puts out, before that is added."""
 
 
 def final_norm_of(base: Any) -> tuple[str, nn.Module]:
@@ -52,6 +59,7 @@ class PartialModel:
         name, layers = _layers(base)
         plan.check(len(layers))
         runs = plan.runs(len(layers))
+        self._gate = plan.gate
         parts = [_without(layers[layer], layer, plan) for layer in runs]
         self._entrance = _Entrance() if plan.first else None
         if self._entrance is not None:
@@ -75,6 +83,9 @@ class PartialModel:
         """
         if self._entrance is not None:
             self._entrance.states = states
+        if self._gate is not None:
+            given = inputs["input_ids"] if states is None else states
+            self._gate.begin(inputs["position_ids"].expand(given.shape[:2]).flatten())
         hidden: Tensor = self._base(**inputs).last_hidden_state
         return hidden
 
@@ -103,6 +114,57 @@ class _NoAttention(nn.Module):
         return torch.zeros_like(hidden_states), None
 
 
+class _Stream(nn.Module):
+    """The norm before a feed-forward network, which keeps what it is given."""
+
+    hidden: Tensor
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.hidden = hidden
+        found: Tensor = self.norm(hidden)
+        return found
+
+
+class _GatedNetwork(nn.Module):
+    """A feed-forward network that tokens go through where a gate has them do so.
+
+    Args:
+        inner: the network.
+        behind: a norm of what it puts out, or None.
+        stream: keeps what enters the norm before it; None: there is none.
+        gate: decides.
+        layer: whose network it is.
+    """
+
+    def __init__(
+        self,
+        inner: nn.Module,
+        behind: nn.Module | None,
+        stream: _Stream | None,
+        gate: MlpGate,
+        layer: int,
+    ) -> None:
+        super().__init__()
+        self.inner, self.behind, self.stream = inner, behind, stream
+        self._gate, self._layer = gate, layer
+
+    def forward(self, normed: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        rows = normed.flatten(0, -2)
+
+        def network(chosen: Tensor | None) -> Tensor:
+            given = rows if chosen is None else rows[chosen]
+            found: Tensor = self.inner(given[None], *args, **kwargs)
+            return (found if self.behind is None else self.behind(found))[0]
+
+        hidden = normed if self.stream is None else self.stream.hidden
+        added = gated(self._gate, self._layer, hidden.flatten(0, -2), network)
+        return added.view_as(normed)
+
+
 class _NoNetwork(nn.Module):
     """A feed-forward network that adds nothing."""
 
@@ -129,7 +191,24 @@ def _without(layer: nn.Module, number: int, plan: LayerPlan) -> nn.Module:
         changed[_child(layer, ATTENTIONS, "the attention")[0]] = _NoAttention()
     if number in plan.skip_mlp:
         changed[_child(layer, NETWORKS, "the feed-forward network")[0]] = _NoNetwork()
+    elif plan.gate is not None:
+        changed |= _gated(layer, number, plan.gate)
     return _with(layer, changed) if changed else layer
+
+
+def _gated(layer: nn.Module, number: int, gate: MlpGate) -> dict[str, Any]:
+    """Return a layer's network and the norms around it, gated."""
+    changed: dict[str, Any] = {}
+    name, inner = _child(layer, NETWORKS, "the feed-forward network")
+    behind = getattr(layer, NORM_BEHIND, None)
+    if behind is not None:
+        changed[NORM_BEHIND] = nn.Identity()  # a part of the network: zeros stay zeros
+    stream = None
+    if behind is None or hasattr(layer, MLP_NORMS[0]):
+        norm, before = _child(layer, MLP_NORMS, "the norm before the feed-forward network")
+        changed[norm] = stream = _Stream(before)
+    changed[name] = _GatedNetwork(inner, behind, stream, gate, number)
+    return changed
 
 
 def _child(module: nn.Module, names: tuple[str, ...], what: str) -> tuple[str, nn.Module]:

@@ -314,7 +314,8 @@ class Target:
         if made is None:
             plan.check(self.config.num_hidden_layers)
             name = "verify" if plan.first else "draft"
-            made = self._passes[plan] = self._make(PartForward(self.backbone, plan, name))
+            make = self._make if plan.gate is None else EagerPass  # which waits for every gate
+            made = self._passes[plan] = make(PartForward(self.backbone, plan, name))
         return made
 
     @property

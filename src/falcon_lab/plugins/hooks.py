@@ -58,6 +58,7 @@ KINDS = (
     "acceptance_rule",
     "controller",
     "objective",
+    "engine",
     "saved_drafter",
     "corpus",
 )
@@ -167,6 +168,15 @@ class Register:
     def objective(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add an ``Objective``."""
         self._add("objective", name, build, config)
+
+    def engine(self, name: str, build: Builder, *, config: type | None = None) -> None:
+        """Add a decoding loop of one's own, for methods that are none of speculation by components.
+
+        Built, with an ``EngineContext``, it is a ``falcon_lab.decoding.engine.Engine``, as
+        ``PartEngine`` in ``decoding/plain.py`` is one. A method of ``evaluation.methods`` names it
+        by ``engine``; one that is not lossless is called so in every table.
+        """
+        self._add("engine", name, build, config)
 
     def saved_drafter(self, name: str, path: Path | str) -> None:
         """Add a drafter that was trained: the folder that ``save_drafter`` wrote, in the package.

@@ -18,7 +18,7 @@ from falcon_lab.plugins.foreign import CTRL_C, PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
-    from falcon_lab.interfaces import BuildContext, TargetContext
+    from falcon_lab.interfaces import BuildContext, EngineContext, TargetContext
 
 
 DEEPEST = 20
@@ -143,7 +143,10 @@ class Components:
             return _defaults(component)
 
     def build(
-        self, kind: str, node: Mapping[str, Any], context: BuildContext | TargetContext
+        self,
+        kind: str,
+        node: Mapping[str, Any],
+        context: BuildContext | EngineContext | TargetContext,
     ) -> Any:
         """Build the component that a YAML node describes.
 

@@ -51,11 +51,11 @@ def evaluate_methods(
     """
     setup = Setup.of(experiment, target, components, announce)
     methods = setup.methods(trained)
-    for name in (PLAIN, *methods.engines):
+    for name in (PLAIN, *methods.all):
         check_place(folder / ANSWERS / f"{name}.jsonl", folder=False)
     prompts, header = setup.prompts(), setup.header()
     measurement = setup.measure(
-        {PLAIN: setup.plain(), **methods.engines},
+        {PLAIN: setup.plain(), **methods.all},
         prompts,
         hf=HfGenerate(setup.target) if experiment.evaluation.hf_generate else None,
     )
@@ -68,7 +68,7 @@ def evaluate_methods(
     replace_results(folder / RESULTS, results, made_of, announce=announce)
     results["trees"] = drawn_trees(setup, methods.engines, prompts[0], results["headline"])
     write_results(folder / RESULTS, results)
-    save_answers(folder / ANSWERS, [PLAIN, *methods.engines], results)
+    save_answers(folder / ANSWERS, [PLAIN, *methods.all], results)
     announce(format_table(results))
     return results
 
@@ -80,7 +80,7 @@ def drawn_trees(
     method: str | None,
 ) -> list[dict[str, Any]]:
     """Return the tree with the longest accepted path that the fastest method grew on one prompt."""
-    if method is None:
+    if method is None or method not in engines:  # there is none, or it grows no trees
         return []
     recorder = TreeRecorder(setup.target.tokenizer.decode, prompt=prompt.id, method=method)
     setup.answer(engines[method], prompt, on_round=recorder)

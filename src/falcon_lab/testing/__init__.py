@@ -33,6 +33,7 @@ from falcon_lab.testing.decoding import (
 from falcon_lab.testing.distilling import distil, distillation, own_texts
 from falcon_lab.testing.distributions import check_distribution, components_of
 from falcon_lab.testing.drafters import check_drafter
+from falcon_lab.testing.engines import check_engine
 from falcon_lab.testing.objectives import check_objective
 from falcon_lab.testing.schedules import check_schedule
 from falcon_lab.testing.sources import check_target
@@ -49,6 +50,7 @@ __all__ = [
     "check_controller",
     "check_distribution",
     "check_drafter",
+    "check_engine",
     "check_objective",
     "check_schedule",
     "check_target",

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
 from falcon_lab.decoding.assembling import assemble
-from falcon_lab.decoding.engine import SpeculativeEngine
+from falcon_lab.decoding.engine import Engine, SpeculativeEngine
 from falcon_lab.decoding.generation import Generation, OnRound, Round
-from falcon_lab.decoding.losslessness import Engine
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.interfaces import BuildContext, Drafter
@@ -143,7 +142,7 @@ def write(
 
 
 def write_together(
-    engine: SpeculativeEngine,
+    engine: Engine,
     prompts: Sequence[Sequence[int]],
     new: int = 16,
     *,
@@ -166,7 +165,7 @@ def plain_text(target: Target, prompt: Sequence[int], new: int = 16, **sampling:
 
 
 def lossless_rounds(
-    engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], new: int = 16, **sampling: Any
+    engine: Engine, prompts: Sequence[Sequence[int]], new: int = 16, **sampling: Any
 ) -> list[Round]:
     """Decode texts, and return their rounds if every text is that of plain decoding.
 
@@ -214,7 +213,7 @@ def accepted(rounds: Sequence[Round]) -> int:
 
 
 def fit(
-    engine: SpeculativeEngine,
+    engine: Engine,
     prompt: Sequence[int],
     *,
     samples: int,
@@ -276,9 +275,7 @@ PROMPTS = ([5], [7, 9, 3], [2, 8, 2, 8, 2, 4, 11, 6, 2, 8])
 SAMPLES = 100
 
 
-def expect_greedy(
-    tested: ComponentUnderTest, target: Target, made: SpeculativeEngine, what: str
-) -> None:
+def expect_greedy(tested: ComponentUnderTest, target: Target, made: Engine, what: str) -> None:
     """Check greedy text of every prompt, and texts that end inside a draft."""
     plain = PlainEngine(target)
     for prompt in PROMPTS:
@@ -293,9 +290,7 @@ def expect_greedy(
         )
 
 
-def expect_whole(
-    tested: ComponentUnderTest, target: Target, made: SpeculativeEngine, what: str
-) -> None:
+def expect_whole(tested: ComponentUnderTest, target: Target, made: Engine, what: str) -> None:
     """Check greedy text up to the last position of the target's context."""
     ours, plain = (
         write(each, PROMPTS[1], target.max_positions) for each in (made, PlainEngine(target))
@@ -304,9 +299,7 @@ def expect_whole(
     expect_same(what, ours, plain)
 
 
-def expect_sampled(
-    tested: ComponentUnderTest, target: Target, made: SpeculativeEngine, what: str
-) -> None:
+def expect_sampled(tested: ComponentUnderTest, target: Target, made: Engine, what: str) -> None:
     """Check that sampled texts of three tokens follow the target's joint distribution."""
     # In every family at least CELLS of the 27 texts are common then.
     sampling: dict[str, Any] = {"temperature": 2.0, "top_k": 3}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, TargetContext
+from falcon_lab.interfaces import BuildContext, EngineContext, TargetContext
 from falcon_lab.plugins.completing import IncompleteError
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.hooks import Component
@@ -18,7 +18,7 @@ from falcon_lab.plugins.registry import Components
 
 Recipe = Mapping[str, Any] | Callable[[Any], Any]
 """A YAML node ``{name: …}`` of a registered component, or what builds one from a ``BuildContext``
-(a target from a ``TargetContext``)."""
+(a target from a ``TargetContext``, an engine from an ``EngineContext``)."""
 
 
 class ContractError(FalconLabError, AssertionError):
@@ -52,7 +52,7 @@ class ComponentUnderTest:
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
 
-    def build(self, context: BuildContext | TargetContext) -> Any:
+    def build(self, context: BuildContext | EngineContext | TargetContext) -> Any:
         """Build the component, with the same random weights every time.
 
         Raises:
@@ -72,14 +72,16 @@ class ComponentUnderTest:
             return self.components, dict(self.recipe)
         recipe = self.recipe
 
-        def build(config: None, context: BuildContext | TargetContext) -> Any:
+        def build(config: None, context: BuildContext | EngineContext | TargetContext) -> Any:
             return self._from_recipe(recipe, context)  # with other random weights each time
 
         component = Component(self.kind, "tested", build, None, "falcon-lab", "0")
         return Components([component]), {"name": "tested"}
 
     def _from_recipe(
-        self, recipe: Callable[[Any], Any], context: BuildContext | TargetContext
+        self,
+        recipe: Callable[[Any], Any],
+        context: BuildContext | EngineContext | TargetContext,
     ) -> Any:
         return recipe(replace(context, components=self.components))
 

@@ -92,6 +92,7 @@ def bench_batches(
     target = ahead.itself(experiment.target, announce, components)
     setup = Setup(experiment, target, components)
     built = setup.methods()
+    built.leave_out_others()
     engines: dict[str, PlainEngine | SpeculativeEngine] = {PLAIN: setup.plain(), **built.engines}
     if experiment.decoding.compile != "none":
         announce(

@@ -177,6 +177,7 @@ def benchmark(
             found.others[METHODS[LLAMA_CPP]] = theirs_too
     if DRAFTER in methods:
         found.methods = setup.methods()
+        found.methods.leave_out_others()
     found.methods.left_out = left_out | found.methods.left_out
     if PLAIN in methods:
         add_other_forward(found, setup.target, setup.experiment.decoding)

@@ -88,6 +88,7 @@ def tune(experiment: Experiment, limits: Limits, announce: Callable[[str], None]
     others = setup.other_prompts(limits.source, limits.texts, prompts)
     add_own(experiment)
     methods = setup.methods()  # a wrong one is refused now
+    methods.leave_out_others()
     bench = bench_of(setup)
     if experiment.evaluation.threads is None and setup.target.device.type == "cpu":
         experiment.evaluation.threads = choose_threads(bench.target, announce)
