@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,24 @@ class Site:
         """Forget what was imported."""
         for name in [n for n in sys.modules if n.partition(".")[0] in self._modules]:
             del sys.modules[name]
+
+
+def install_in_place(project: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a distribution of this repository one that is installed, and its plug-ins the only ones.
+
+    Args:
+        project: its folder, with a ``pyproject.toml``.
+        site: a folder for what an installer leaves.
+        monkeypatch: undoes it.
+    """
+    facts = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
+    name, version = facts["name"], facts["version"]
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    points = [f"{key} = {value}" for key, value in facts["entry-points"]["falcon_lab"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[falcon_lab]", *points]), encoding="utf-8")
+    for path in (project / "src", site):
+        monkeypatch.syspath_prepend(str(path))
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", name)

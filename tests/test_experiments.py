@@ -17,6 +17,7 @@ from falcon_lab.config.schema import PretrainingConfig
 from falcon_lab.fields import resolve
 from falcon_lab.report.history import read_history
 from falcon_lab.studies.compare.loading import load_plan
+from installing import install_in_place
 from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke
 
 YAMLS = sorted(p for p in EXPERIMENTS.rglob("*.yaml") if "sweeps" not in p.parts)
@@ -72,16 +73,7 @@ def test_the_main_job_ends_with_its_products(finished: Path) -> None:
 @pytest.fixture
 def _selfspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the plug-in one that is installed."""
-    folder = ROOT / "plugins" / "falcon-lab-selfspec"
-    info = tmp_path / "site" / "falcon_lab_selfspec-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: falcon-lab-selfspec\nVersion: 0.1.0\n"
-    )
-    (info / "entry_points.txt").write_text("[falcon_lab]\nselfspec = falcon_lab_selfspec\n")
-    for path in (folder / "src", info.parent):
-        monkeypatch.syspath_prepend(str(path))
-    monkeypatch.setenv("FALCON_LAB_PLUGINS", "falcon-lab-selfspec")
+    install_in_place(ROOT / "plugins" / "falcon-lab-selfspec", tmp_path / "site", monkeypatch)
 
 
 EXITS = [f"evaluation.methods.exit{layers}.drafter.layers=1" for layers in (10, 15, 20)]

@@ -29,6 +29,7 @@ from falcon_lab.commands.measure import bench, tune
 from falcon_lab.commands.plugins import new_plugin, plugins
 from falcon_lab.commands.quiet import third_party_tips_silenced
 from falcon_lab.commands.run import compare, evaluate, run, view_data
+from falcon_lab.commands.search import search
 from falcon_lab.commands.signals import Ended, ending_signals_raised
 from falcon_lab.commands.streams import (
     READER_LEFT,
@@ -185,7 +186,7 @@ def main(ctx: click.Context, with_traceback: bool) -> None:
 
 
 for command in (
-    *(run, evaluate, compare, generate, check, bench, tune),
+    *(run, evaluate, compare, generate, check, bench, tune, search),
     *(plugins, new_plugin, doctor, view_data, dialogues),
 ):
     main.add_command(command)

@@ -59,6 +59,11 @@ class SelfDrafter(Drafter):
     def plan(self) -> LayerPlan:
         """The part of the target that a pass goes through."""
 
+    @property
+    def pass_cost(self) -> float:  # type: ignore[override]
+        """What a pass costs in decode steps of the target, by the weights that it reads."""
+        return self.host.pass_cost(self.plan)
+
     def logits(self, states: Tensor) -> Tensor:
         """Turn ``[F, H]`` where the plan ends into ``[F, V]``: by the target's LM head."""
         return self.host.head(states)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces.decoding import Acceptance, DraftOutput, Frontier, TreeBuilder
-from falcon_lab.interfaces.layers import TargetLayers
+from falcon_lab.interfaces.layers import LayerPlan, TargetLayers
 from falcon_lab.interfaces.training import DrafterInputs, Prediction, Reveal
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
 from falcon_lab.tree import AuxiliaryNodes, TokenTree
@@ -103,6 +103,13 @@ class DrafterHost(Protocol):
         """Apply the LM head, scaled or capped as the target does: ``[..., H]`` -> ``[..., V]``."""
         ...
 
+    def pass_cost(self, plan: LayerPlan) -> float:
+        """Return what a pass through a part of the layers and the LM head costs, in decode steps.
+
+        Counted are the weights that it multiplies by.
+        """
+        ...
+
     def narrow_head(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Copy the LM head's rows of some tokens, ``[n]`` long, to lie together: ``[..., n]``.
 
@@ -163,6 +170,8 @@ class Drafter(ABC):
         lower_layers: the target's first layers that its passes run over draft tokens
             (``TargetLayers.run`` of ``LayerPlan(last=lower_layers)``, each token attending to its
             ancestors and itself). Verification then runs the rest alone; 0: it runs all.
+        pass_cost: what a drafting pass over one token costs in decode steps of the target, by a
+            model of the work; None: not known.
         pretrained: whether its weights, if it has any, were trained before it was built (a model
             from the hub), so that it may decode untrained.
         drafters: drafters that it is made of. Each has a tree of its own (``TreeBuilder.builders``)
@@ -176,6 +185,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     max_auxiliary: int = 0
     lower_layers: int = 0
+    pass_cost: float | None = None
     pretrained: bool = False
     drafters: tuple[Drafter, ...] = ()
 

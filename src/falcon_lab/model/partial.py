@@ -44,6 +44,18 @@ def final_norm_of(base: Any) -> tuple[str, nn.Module]:
     return _child(base, FINAL_NORMS, "the final norm")
 
 
+def weights_of(base: Any, plan: LayerPlan) -> int:
+    """Count the weights that a pass under a plan multiplies by, in the layers that it runs.
+
+    Raises:
+        FalconLabError: the model has not such layers, or parts of them by names that are not known.
+    """
+    layers = _layers(base)[1]
+    runs = plan.runs(len(layers))
+    parts = [_without(layers[layer], layer, plan) for layer in runs]
+    return sum(weight.numel() for part in parts for weight in part.parameters())
+
+
 class PartialModel:
     """A base model through which passes take a part of the way.
 

@@ -32,6 +32,7 @@ from falcon_lab.model.masks import (
     packed_mask,
     send,
 )
+from falcon_lab.model.partial import weights_of
 from falcon_lab.model.passes import (
     EagerPass,
     ForwardPass,
@@ -142,6 +143,18 @@ class Target:
     def head(self, features: Tensor) -> Tensor:
         """Return the model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
         return self._lm_head.forward(features)
+
+    def pass_cost(self, plan: LayerPlan) -> float:
+        """Return what a pass through a part of the layers and the LM head costs, in decode steps.
+
+        Counted are the weights that it multiplies by.
+
+        Raises:
+            FalconLabError: there are no such layers, or no part of this model can be run.
+        """
+        head = sum(weight.numel() for weight in self._lm_head.linear.parameters())
+        part, whole = (weights_of(self.backbone.base, each) for each in (plan, LayerPlan()))
+        return (part + head) / (whole + head)
 
     def narrow_head(self, tokens: Tensor) -> NarrowHead:
         """Return the LM head's rows of some tokens, ``[n]`` long: ``[..., H]`` -> ``[..., n]``.

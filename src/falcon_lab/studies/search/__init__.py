@@ -1,0 +1,1 @@
+"""The search for the best options of a method's components."""
