@@ -103,6 +103,20 @@ def test_an_early_exit_gives_the_normed_states_that_a_layer_puts_out(target: Tar
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_reach_the_states_that_a_middle_layer_reads(target: Target) -> None:
+    tokens = torch.tensor([TEXT])
+    positions, mask = torch.arange(len(TEXT))[None], torch.ones(9, 9).tril().bool()[None]
+    documents = torch.zeros_like(tokens)
+    features, taps = target.tapped([2]).tapped_teacher(tokens, documents, positions)
+    states = taps[:, :, 0].clone().requires_grad_()
+    found = target.run_upper(2, states, positions, mask)
+    torch.testing.assert_close(found, features, rtol=1e-4, atol=1e-4)
+    (found[0, 4] * torch.arange(32)).sum().backward()
+    assert states.grad is not None
+    reached = states.grad[0].abs().sum(-1) > 0
+    assert reached.tolist() == [True] * 5 + [False] * 4
+
+
 def test_a_copy_of_a_target_has_partial_models_of_its_own_weights() -> None:
     target = target_of("llama")
     plan = LayerPlan(first=2)

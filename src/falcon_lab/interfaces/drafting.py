@@ -110,6 +110,20 @@ class DrafterHost(Protocol):
         """
         ...
 
+    def run_upper(self, layer: int, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Run the layers from one on, without a KV cache; gradients go through them to ``states``.
+
+        Args:
+            layer: the first that is run, counted from 0.
+            states: ``[B, T, H]``, what it reads.
+            positions: ``[B, T]`` long.
+            mask: ``[B, T, T]`` bool, which of these positions each one attends to.
+
+        Returns:
+            ``[B, T, H]``, as the LM head reads them.
+        """
+        ...
+
     def narrow_head(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Copy the LM head's rows of some tokens, ``[n]`` long, to lie together: ``[..., n]``.
 

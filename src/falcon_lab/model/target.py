@@ -175,6 +175,23 @@ class Target:
         """
         return HeadCopy(self._lm_head.linear, self.config, tokens)
 
+    def run_upper(self, layer: int, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Run the layers from one on, without a KV cache; gradients go through them to ``states``.
+
+        Args:
+            layer: the first that is run, counted from 0.
+            states: ``[B, T, H]``, what it reads.
+            positions: ``[B, T]`` long.
+            mask: ``[B, T, T]`` bool, which of these positions each one attends to.
+
+        Returns:
+            Features ``[B, T, H]``.
+        """
+        plan = LayerPlan(first=layer)
+        plan.check(self.config.num_hidden_layers)
+        found: Tensor = self.backbone(embeddings=states, positions=positions, mask=mask, plan=plan)
+        return found
+
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for one sequence of up to ``capacity`` positions, with its tree.
 

@@ -1,0 +1,23 @@
+"""The plug-in as if it were installed, tiny targets, and maps for them."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from falcon_lab import testing
+from falcon_lab.model.target import Target
+
+FOLDER = Path(__file__).parents[1]
+KNOWN = testing.components_of(FOLDER)
+FAMILIES = ("llama", "gpt2", "gemma3")
+
+target = cache(partial(testing.tiny_target, vocab=12, layers=3))
+engine = partial(testing.engine, components=KNOWN)
+
+
+def drafter(of: Target, *, stir: float = 0.2, **options: Any) -> Any:
+    """Return maps with noise in their weights."""
+    node = {"name": "hidden_transfer", **options}
+    return testing.build_drafter(of, node, components=KNOWN, seed=1, stir=stir)
