@@ -94,6 +94,19 @@ def test_a_target_drafts_for_itself_without_training(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "drafter").exists()
 
 
+def test_hidden_states_are_carried_over_and_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_in_place(
+        ROOT / "plugins" / "falcon-lab-hidden-transfer", tmp_path / "site", monkeypatch
+    )
+    folder = tmp_path / "run"
+    job = smoke(f"out={folder}", "data.corpus=generated", "drafter.layer=1")
+    run("run", EXPERIMENTS / "hidden-transfer.yaml", *job)
+    results = products(folder, ["chain", "tree"])
+    assert results["components"]["chain"]["drafter"]["name"] == "hidden_transfer"
+
+
 def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
     printed = run("run", SMOKE, f"out={tmp_path}", *smoke(target=False))
     products(tmp_path, ["chain", "tree"])
