@@ -103,17 +103,27 @@ class Drafting:
                 )
 
     @torch.no_grad()
-    def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
-        """Expand the frontiers of some sequences, all at the same pass of their rounds."""
+    def draft(
+        self, frontiers: Mapping[int, Frontier], given: Mapping[int, Tensor] | None = None
+    ) -> dict[int, DraftOutput]:
+        """Expand the frontiers of some sequences, all at the same pass of their rounds.
+
+        Args:
+            frontiers: by sequence.
+            given: ``[F, k, H]`` of each, what is joined with the draft tokens of a later pass;
+                None: the head's own predictions, in place of the features.
+        """
         numbers, chosen = list(frontiers), list(frontiers.values())
         if chosen[0].tokens.shape[1] == 0:
             hidden, logits = self._roots(numbers)
         elif self._last is None or not all(number in self._last.first for number in numbers):
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         elif len(numbers) == 1:
-            hidden, logits = self._branches(numbers[0], chosen[0], self._last)
+            own = None if given is None else given[numbers[0]]
+            hidden, logits = self._branches(numbers[0], chosen[0], self._last, own)
         else:
-            hidden, logits = self._shared_branches(numbers, chosen, self._last)
+            own = None if given is None else torch.cat([given[number] for number in numbers])
+            hidden, logits = self._shared_branches(numbers, chosen, self._last, own)
         if len(numbers) == 1:
             return {numbers[0]: self._output(logits, hidden)}
         counts = [frontier.parents.shape[0] for frontier in chosen]
@@ -253,7 +263,9 @@ class Drafting:
 
     # --- later passes -------------------------------------------------------------------------
 
-    def _branches(self, number: int, frontier: Frontier, last: Pass) -> tuple[Tensor, Tensor]:
+    def _branches(
+        self, number: int, frontier: Frontier, last: Pass, given: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Continue the F branches of one sequence; ``[F, k, H]`` and ``[F, k, V]``."""
         one, block, count = self._sequences[number], self._block, frontier.tokens.shape[0]
         parents, features, state = frontier.parents, last.features, last.state
@@ -261,6 +273,8 @@ class Drafting:
             parents = parents + last.first[number]
         if count > 1 or features.shape[0] > 1:
             features, state = features[parents], branch(state, parents)
+        if given is not None:
+            features = given
         visible = self._visible(one, last, parents)
         first, begin = one.length + one.blocks * block, one.length + last.depth * block
         positions, mask = self._layout.branches(begin, count, visible, features.device)
@@ -284,7 +298,7 @@ class Drafting:
         return torch.cat([before[parents, : one.blocks], own], dim=1)
 
     def _shared_branches(
-        self, numbers: list[int], frontiers: list[Frontier], last: Pass
+        self, numbers: list[int], frontiers: list[Frontier], last: Pass, given: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Continue the branches of several sequences; ``[ΣF, k, H]`` and ``[ΣF, k, V]``."""
         head, block, device = self._head, self._block, last.features.device
@@ -292,9 +306,8 @@ class Drafting:
         chosen = [self._sequences[number] for number in numbers]
         parents = torch.cat([frontier.parents for frontier in frontiers])
         parents = parents + send(padded.spread([last.first[number] for number in numbers]), device)
-        joined = head.join(
-            torch.cat([frontier.tokens for frontier in frontiers]), last.features[parents]
-        )
+        features = last.features[parents] if given is None else given
+        joined = head.join(torch.cat([frontier.tokens for frontier in frontiers]), features)
         fused, state = head.fuse(joined, branch(last.state, parents))
         embeddings = padded.pad(fused)
         if head.offsets is not None:  # contexts, then queries

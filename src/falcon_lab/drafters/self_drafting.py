@@ -80,7 +80,7 @@ class SelfDrafter(Drafter):
 
     def provisional(self, tree: TreeBuilder) -> int:
         """Count the root, and at most one position a node in every later pass."""
-        return 1 + max(0, tree.max_depth - 1) * (tree.max_nodes - 1)
+        return provisional(tree)
 
     def reset(self, first: Tensor) -> None:
         """Start a text, which the target alone reads."""
@@ -112,16 +112,21 @@ class SelfDrafter(Drafter):
         return self
 
 
-class SelfSequences:
-    """Places for sequences that a part of the target drafts for.
+def provisional(tree: TreeBuilder) -> int:
+    """Return the most positions that passes over a round's root and expanded nodes take."""
+    return 1 + max(0, tree.max_depth - 1) * (tree.max_nodes - 1)
+
+
+class PartialPasses:
+    """The target's passes through a part of its layers, over the draft tokens of some places.
 
     Args:
-        drafter: knows the plan, and makes logits.
+        plan: the part.
         count: places.
     """
 
-    def __init__(self, drafter: SelfDrafter, count: int) -> None:
-        self._drafter = drafter
+    def __init__(self, plan: LayerPlan, count: int) -> None:
+        self._plan = plan
         self._layers: TargetLayers | None = None
         self._newest: list[Tensor | None] = [None] * count  # 0-d long
         self._tokens: list[ProvisionalTokens | None] = [None] * count  # of the round
@@ -143,16 +148,12 @@ class SelfSequences:
         self._newest[goal] = self._newest[source]
 
     @torch.no_grad()
-    def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
-        """Make one pass of the target for all of the places."""
+    def run(self, frontiers: Mapping[int, Frontier]) -> dict[int, Tensor]:
+        """Make one pass of the target for all of the places; ``[F, H]`` where the plan ends."""
         if self._layers is None:
             raise RuntimeError("a drafter that runs the target is attached to it before it drafts")
         drafts = {place: self._read(place, frontier) for place, frontier in frontiers.items()}
-        states = self._layers.run(drafts, self._drafter.plan)
-        return {
-            place: DraftOutput(self._drafter.logits(hidden)[:, None], all_proposed=True)
-            for place, hidden in states.items()
-        }
+        return self._layers.run(drafts, self._plan)
 
     def _read(self, place: int, frontier: Frontier) -> DraftTokens:
         """Return what a place's pass reads: the newest token, or the nodes of its frontier."""
@@ -167,3 +168,24 @@ class SelfSequences:
         mask = tokens.expand(frontier)
         given = frontier.tokens[:, 0]
         return DraftTokens(given, torch.full_like(given, tokens.depth), mask)
+
+
+class SelfSequences(PartialPasses):
+    """Places for sequences that a part of the target drafts for.
+
+    Args:
+        drafter: knows the plan, and makes logits.
+        count: places.
+    """
+
+    def __init__(self, drafter: SelfDrafter, count: int) -> None:
+        super().__init__(drafter.plan, count)
+        self._drafter = drafter
+
+    @torch.no_grad()
+    def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
+        """Make one pass of the target for all of the places."""
+        return {
+            place: DraftOutput(self._drafter.logits(hidden)[:, None], all_proposed=True)
+            for place, hidden in self.run(frontiers).items()
+        }

@@ -184,6 +184,8 @@ class Drafter(ABC):
         lower_layers: the target's first layers that its passes run over draft tokens
             (``TargetLayers.run`` of ``LayerPlan(last=lower_layers)``, each token attending to its
             ancestors and itself). Verification then runs the rest alone; 0: it runs all.
+            In training row t of such a drafter may read the tap at x_{t+1}, which it knows while
+            drafting.
         pass_cost: what a drafting pass over one token costs in decode steps of the target, by a
             model of the work; None: not known.
         pretrained: whether its weights, if it has any, were trained before it was built (a model

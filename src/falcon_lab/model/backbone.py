@@ -29,7 +29,7 @@ from falcon_lab.model.kv_layout import KVLayout
 from falcon_lab.model.lean import WHOLE, LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
 from falcon_lab.model.memory import check_room
-from falcon_lab.model.partial import PartialModel, final_norm_of
+from falcon_lab.model.partial import PartialModel, final_norm_of, layers_of
 
 
 class Taps:
@@ -156,6 +156,15 @@ class Backbone(nn.Module):
             FalconLabError: it has none of the names that are known.
         """
         return final_norm_of(self.base)[1]
+
+    @property
+    def last_layer(self) -> nn.Module:
+        """Return the last decoder layer.
+
+        Raises:
+            FalconLabError: the layers are in no list of the base model's own.
+        """
+        return layers_of(self.base)[1][-1]
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for ``capacity`` positions."""

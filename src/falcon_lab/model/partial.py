@@ -44,13 +44,29 @@ def final_norm_of(base: Any) -> tuple[str, nn.Module]:
     return _child(base, FINAL_NORMS, "the final norm")
 
 
+def layers_of(base: Any) -> tuple[str, nn.ModuleList]:
+    """Return the decoder layers, with the name of their list.
+
+    Raises:
+        FalconLabError: they are in no list of the base model's own.
+    """
+    count = base.config.num_hidden_layers
+    for name, child in base.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return name, child
+    raise FalconLabError(
+        f"the layers of {type(base).__name__} are in no list of its own, so that no pass can go "
+        "through a part of them; choose a target of another family"
+    )
+
+
 def weights_of(base: Any, plan: LayerPlan) -> int:
     """Count the weights that a pass under a plan multiplies by, in the layers that it runs.
 
     Raises:
         FalconLabError: the model has not such layers, or parts of them by names that are not known.
     """
-    layers = _layers(base)[1]
+    layers = layers_of(base)[1]
     runs = plan.runs(len(layers))
     parts = [_without(layers[layer], layer, plan) for layer in runs]
     return sum(weight.numel() for part in parts for weight in part.parameters())
@@ -68,7 +84,7 @@ class PartialModel:
     """
 
     def __init__(self, base: Any, plan: LayerPlan) -> None:
-        name, layers = _layers(base)
+        name, layers = layers_of(base)
         plan.check(len(layers))
         runs = plan.runs(len(layers))
         self._gate = plan.gate
@@ -182,18 +198,6 @@ class _NoNetwork(nn.Module):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.zeros_like(hidden_states)
-
-
-def _layers(base: Any) -> tuple[str, nn.ModuleList]:
-    """Return the decoder layers, with the name of their list."""
-    count = base.config.num_hidden_layers
-    for name, child in base.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == count:
-            return name, child
-    raise FalconLabError(
-        f"the layers of {type(base).__name__} are in no list of its own, so that no pass can go "
-        "through a part of them; choose a target of another family"
-    )
 
 
 def _without(layer: nn.Module, number: int, plan: LayerPlan) -> nn.Module:

@@ -93,7 +93,7 @@ def check_that_nothing_leaks(case: Case) -> None:
     )
     passes = _passes(case, drafter, base)
     for source in range(base.tokens.shape[1] - 1):
-        mixed = _mixed(base, changed, source)
+        mixed = _mixed(base, changed, source, ahead=drafter.lower_layers > 0)
         for number, (ours, expected) in enumerate(
             zip(_passes(case, drafter, mixed), passes, strict=True)
         ):
@@ -122,15 +122,23 @@ def _passes(case: Case, drafter: Any, inputs: DrafterInputs) -> list[Prediction]
         return [drafter(given)]
 
 
-def _mixed(base: DrafterInputs, other: DrafterInputs, source: int) -> DrafterInputs:
-    """Take inputs up to ``source`` from one, newer ones from the other."""
+def _mixed(base: DrafterInputs, other: DrafterInputs, source: int, *, ahead: bool) -> DrafterInputs:
+    """Take inputs up to ``source`` from one, newer ones from the other.
 
-    def mix(ours: Tensor, theirs: Tensor) -> Tensor:
-        return torch.cat((ours[:, : source + 1], theirs[:, source + 1 :]), 1)
+    Args:
+        base: the one.
+        other: the other.
+        source: the newest input that is taken from the one.
+        ahead: whether the hidden states at its token are, too: a drafter that runs the lower
+            layers over draft tokens knows these before the target does.
+    """
+
+    def mix(ours: Tensor, theirs: Tensor, first: int = source + 1) -> Tensor:
+        return torch.cat((ours[:, :first], theirs[:, first:]), 1)
 
     taps = None
     if base.taps is not None and other.taps is not None:
-        taps = mix(base.taps, other.taps)
+        taps = mix(base.taps, other.taps, source + 1 + ahead)
     return replace(
         base,
         tokens=mix(base.tokens, other.tokens),
