@@ -107,6 +107,17 @@ def test_hidden_states_are_carried_over_and_draft(
     assert results["components"]["chain"]["drafter"]["name"] == "hidden_transfer"
 
 
+def test_an_early_exit_ends_with_its_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_in_place(ROOT / "plugins" / "falcon-lab-eesd", tmp_path / "site", monkeypatch)
+    small = ["data.corpus=generated", "drafter.layers=1", "drafter.draft_vocabulary=null"]
+    recipe, out = EXPERIMENTS / "eesd.yaml", tmp_path / "run"
+    assert load_experiment(recipe).drafter["layers"] == 8
+    run("run", recipe, *smoke(f"out={out}", *small))
+    products(out, ["chain4", "beta", "calibration"])
+
+
 def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
     printed = run("run", SMOKE, f"out={tmp_path}", *smoke(target=False))
     products(tmp_path, ["chain", "tree"])

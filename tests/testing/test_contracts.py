@@ -43,6 +43,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "dflash", "block": 4, "layers": 1, "draft_vocabulary": 7},
         {"name": "sps", "layers": 1, "draft_vocabulary": 7},
         {"name": "selfspec", "skip_attention": [0], "skip_mlp": [1]},
+        {"name": "eesd", "draft_vocabulary": 7},
         {"name": "union", "parts": [{"name": "lookahead", "ngram": 3}, {"name": "falcon"}]},
         {"name": "union", "parts": [{"name": "falcon", "block": 3}, {"name": "sps"}]},
     ],

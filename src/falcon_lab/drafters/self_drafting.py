@@ -121,12 +121,10 @@ class PartialPasses:
     """The target's passes through a part of its layers, over the draft tokens of some places.
 
     Args:
-        plan: the part.
         count: places.
     """
 
-    def __init__(self, plan: LayerPlan, count: int) -> None:
-        self._plan = plan
+    def __init__(self, count: int) -> None:
         self._layers: TargetLayers | None = None
         self._newest: list[Tensor | None] = [None] * count  # 0-d long
         self._tokens: list[ProvisionalTokens | None] = [None] * count  # of the round
@@ -148,12 +146,12 @@ class PartialPasses:
         self._newest[goal] = self._newest[source]
 
     @torch.no_grad()
-    def run(self, frontiers: Mapping[int, Frontier]) -> dict[int, Tensor]:
+    def run(self, frontiers: Mapping[int, Frontier], plan: LayerPlan) -> dict[int, Tensor]:
         """Make one pass of the target for all of the places; ``[F, H]`` where the plan ends."""
         if self._layers is None:
             raise RuntimeError("a drafter that runs the target is attached to it before it drafts")
         drafts = {place: self._read(place, frontier) for place, frontier in frontiers.items()}
-        return self._layers.run(drafts, self._plan)
+        return self._layers.run(drafts, plan)
 
     def _read(self, place: int, frontier: Frontier) -> DraftTokens:
         """Return what a place's pass reads: the newest token, or the nodes of its frontier."""
@@ -179,7 +177,7 @@ class SelfSequences(PartialPasses):
     """
 
     def __init__(self, drafter: SelfDrafter, count: int) -> None:
-        super().__init__(drafter.plan, count)
+        super().__init__(count)
         self._drafter = drafter
 
     @torch.no_grad()
@@ -187,5 +185,5 @@ class SelfSequences(PartialPasses):
         """Make one pass of the target for all of the places."""
         return {
             place: DraftOutput(self._drafter.logits(hidden)[:, None], all_proposed=True)
-            for place, hidden in self.run(frontiers).items()
+            for place, hidden in self.run(frontiers, self._drafter.plan).items()
         }

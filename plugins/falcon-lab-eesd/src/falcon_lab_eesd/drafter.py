@@ -151,7 +151,7 @@ class ExitSequences:
 
     def __init__(self, drafting: Drafting, plan: LayerPlan, count: int) -> None:
         self._drafting = drafting
-        self._passes = PartialPasses(plan, count)
+        self._plan, self._passes = plan, PartialPasses(count)
         self._known = [1] * count  # positions of the next observation that need not be read
 
     def attach(self, layers: TargetLayers) -> None:
@@ -184,7 +184,7 @@ class ExitSequences:
     @torch.no_grad()
     def draft(self, frontiers: Mapping[int, Frontier]) -> dict[int, DraftOutput]:
         """Run the target's first layers over the root or the expanded nodes, and the exit."""
-        states = self._passes.run(frontiers)
+        states = self._passes.run(frontiers, self._plan)
         if next(iter(frontiers.values())).tokens.shape[1]:
             given = {place: one[:, None] for place, one in states.items()}
             return self._drafting.draft(frontiers, given)
