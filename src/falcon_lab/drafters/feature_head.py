@@ -30,6 +30,7 @@ from falcon_lab.interfaces import (
     DrafterHost,
     DrafterInputs,
     DraftOutput,
+    DraftSequences,
     DraftVocabulary,
     Frontier,
     Observation,
@@ -184,8 +185,12 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
         self._pass.prepare(longest)
 
-    def sequences(self, count: int, positions: int, tree: TreeBuilder) -> Drafting:
+    def sequences(self, count: int, positions: int, tree: TreeBuilder) -> DraftSequences:
         """Return places for ``count`` sequences that are drafted for in one call."""
+        return self.drafting(count, positions, tree)
+
+    def drafting(self, count: int, positions: int, tree: TreeBuilder) -> Drafting:
+        """Return the head's side of ``count`` sequences of up to so many positions."""
         room = self._kv_positions(positions, tree)
         cache = self.backbone.new_batch_cache(count, room)
         return Drafting(self, EagerPass(HeadForward(self)), count, cache, widest=room - positions)

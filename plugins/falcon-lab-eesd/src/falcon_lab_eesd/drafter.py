@@ -9,7 +9,7 @@ Shapes: B batch, T tokens, L = 1 tapped layers, F frontier blocks, M committed p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +58,6 @@ class EesdDrafter(FeatureHead):
         ValueError: the target has too few layers.
     """
 
-    unroll = Drafter.unroll  # a later pass reads the target's states, as the first one does
-
     def __init__(self, config: EesdConfig, context: BuildContext) -> None:
         host: Any = context.host
         count = host.config.num_hidden_layers
@@ -107,6 +105,17 @@ class EesdDrafter(FeatureHead):
         later = inputs.taps.roll(-1, dims=1)  # the last row has no label
         return super().forward(replace(inputs, taps=later), reveal)
 
+    def unroll(
+        self, inputs: DrafterInputs, reveal: Reveal | None = None, phase: Tensor | None = None
+    ) -> Iterator[Prediction]:
+        """Refuse: a later pass reads the target's states, as the first one does."""
+        return Drafter.unroll(self, inputs, reveal)
+
+    @property
+    def unrolls(self) -> bool:
+        """Return that it has no passes of its own to unroll."""
+        return False
+
     # --- drafting -------------------------------------------------------------------------------
 
     def attach(self, layers: TargetLayers) -> None:
@@ -136,8 +145,7 @@ class EesdDrafter(FeatureHead):
 
     def sequences(self, count: int, positions: int, tree: TreeBuilder) -> DraftSequences:
         """Return places for ``count`` sequences that share the target's passes and the layer's."""
-        places = super().sequences(count, positions, tree)
-        return ExitSequences(places, self._plan, count)
+        return ExitSequences(self.drafting(count, positions, tree), self._plan, count)
 
 
 class ExitSequences:
