@@ -15,6 +15,7 @@ GOOD = {
     "check": "check --drafter runs/tiny/drafter",
     "bench": "bench --drafter runs/tiny/drafter",
     "tune": "tune runs/tiny/drafter",
+    "search": "search x.yaml --method a --over tree.depth=2..4",
     "view-data": "view-data x.yaml",
     "dialogues": "dialogues --target target --out d.jsonl",
 }
@@ -181,6 +182,9 @@ USAGE = [
     ("tune ''", "tune", "give it a value"),
     ("tune runs/tiny", "runs/tiny", "runs/tiny/drafter"),
     ("tune runs/tiny/drafter --prompts nowhere.jsonl", "nowhere.jsonl", "heldout"),
+    ("search x.yaml --over tree.depth=2..4", "--method", "--method"),
+    ("search x.yaml --method a", "--over", "--over"),
+    ("search x.yaml --method a --over tree.depth=2..4 --by luck", "luck", "speed"),
     ("view-data ''", "view-data", "give it a value"),
     ("run target/model.safetensors", "target/model.safetensors", "UTF-8"),
     ("run x.yaml --dry-run=1", "--dry-run", "does not take a value"),
