@@ -242,23 +242,18 @@ class Backbone(nn.Module):
             states = self.base.get_input_embeddings()(tokens) if embeddings is None else embeddings
             attend = None if backend is None or masks is None else partial(backend, causal=causal)
             return lean(states, positions, masks, cache, attend, taps.see if taps else None, plan)
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            "inputs_embeds": embeddings,
+            "attention_mask": masks,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": cache is not None,
+        }
         if plan is not WHOLE and not plan.is_whole:
-            return self._partial(plan)(
-                embeddings if plan.first else None,
-                input_ids=tokens,
-                inputs_embeds=embeddings,
-                attention_mask=masks,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=cache is not None,
-            )
+            return self._partial(plan)(embeddings if plan.first else None, **inputs)
         output = self.base(
-            input_ids=tokens,
-            inputs_embeds=embeddings,
-            attention_mask=masks,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
+            **inputs,
             **({"causal": True} if causal and backend is not None else {}),
             **({} if taps is None else {"output_hidden_states": True}),
         )

@@ -118,7 +118,42 @@ class Forward(nn.Module, ABC):
         yield from ()
 
 
-class PartForward(Forward):
+class NewTokens(Forward):
+    """A pass of decoder layers over n new tokens, each with a row in the input and in every output.
+
+    Args:
+        backbone: the decoder layers.
+        name: of the pass, for the user.
+    """
+
+    def __init__(self, backbone: Backbone, name: str) -> None:
+        super().__init__(name)
+        self.backbone = backbone
+
+    @property
+    def layout(self) -> KVLayout:
+        """Return that of the whole backbone, whose cache it is."""
+        return self.backbone.layout
+
+    def count(self, shapes: Shapes) -> int:
+        """Return the number of tokens."""
+        return shapes[0][0]
+
+    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
+        """Return a number of tokens that there is a pass for."""
+        return ((size_for(shapes[0][0], sizes), *shapes[0][1:]),)
+
+    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
+        """Return what belongs to the tokens that were given."""
+        new = inputs[0].shape[0]
+        return tuple(output[:new] for output in outputs)
+
+    def label(self, shapes: Shapes) -> str:
+        """Return the name with the number of tokens."""
+        return f"{self.name}-{shapes[0][0]}-tokens"
+
+
+class PartForward(NewTokens):
     """A part of a language model, from ``[n]`` tokens or hidden states ``[n, H]`` to ``[n, H]``.
 
     Args:
@@ -128,13 +163,8 @@ class PartForward(Forward):
     """
 
     def __init__(self, backbone: Backbone, plan: LayerPlan, name: str) -> None:
-        super().__init__(name)
-        self.backbone, self.plan = backbone, plan
-
-    @property
-    def layout(self) -> KVLayout:
-        """Return that of the whole backbone, whose cache it is."""
-        return self.backbone.layout
+        super().__init__(backbone, name)
+        self.plan = plan
 
     def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Read ``[n]`` tokens, or what the first layer of the plan reads."""
@@ -150,24 +180,8 @@ class PartForward(Forward):
         )
         return (hidden[0],)
 
-    def count(self, shapes: Shapes) -> int:
-        """Return the number of tokens."""
-        return shapes[0][0]
 
-    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
-        """Return a number of tokens that there is a pass for."""
-        return ((size_for(shapes[0][0], sizes), *shapes[0][1:]),)
-
-    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
-        """Return what belongs to the tokens that were given."""
-        return (outputs[0][: inputs[0].shape[0]],)
-
-    def label(self, shapes: Shapes) -> str:
-        """Return the name with the number of tokens."""
-        return f"{self.name}-{shapes[0][0]}-tokens"
-
-
-class TokensForward(Forward):
+class TokensForward(NewTokens):
     """A language model from ``[n]`` tokens to hidden states ``[n, H]``, logits ``[n, V]`` and, with
     taps, ``[n, L, H]``.
 
@@ -188,14 +202,9 @@ class TokensForward(Forward):
         *,
         wide_mask: bool = False,
     ) -> None:
-        super().__init__(name)
-        self.backbone, self.head, self.taps = backbone, head, tuple(taps)
+        super().__init__(backbone, name)
+        self.head, self.taps = head, tuple(taps)
         self.wide_mask = wide_mask
-
-    @property
-    def layout(self) -> KVLayout:
-        """Return that of the backbone."""
-        return self.backbone.layout
 
     def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Read ``[n]`` tokens."""
@@ -212,19 +221,6 @@ class TokensForward(Forward):
         if not taps:
             return found, self.head(found)
         return found, self.head(found), taps[0][0]
-
-    def count(self, shapes: Shapes) -> int:
-        """Return the number of tokens."""
-        return shapes[0][0]
-
-    def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
-        """Return a number of tokens that there is a pass for."""
-        return ((size_for(shapes[0][0], sizes),),)
-
-    def trimmed(self, outputs: Outputs, inputs: Inputs) -> Outputs:
-        """Return what belongs to the tokens that were given."""
-        new = inputs[0].shape[0]
-        return tuple(output[:new] for output in outputs)
 
     def label(self, shapes: Shapes) -> str:
         """Return the name with the number of tokens."""
