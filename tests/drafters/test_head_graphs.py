@@ -54,7 +54,15 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"phase": "absolute"}, {"fuse": "linear"}, {"fuse": "lstm_positionwise"}]
+    "options",
+    [
+        {},
+        {"phase": "absolute"},
+        {"fuse": "linear"},
+        {"fuse": "lstm_positionwise"},
+        {"query": "newest"},
+        {"query": "mapped", "fuse": "linear"},
+    ],
 )
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
 def test_replayed_passes_predict_what_the_modules_predict(
@@ -66,15 +74,6 @@ def test_replayed_passes_predict_what_the_modules_predict(
         same(rounds(replayed, LENGTHS, seed), rounds(made, LENGTHS, seed))
     # The first pass of a sequence is the modules' own.
     assert recorder.replays == 2 * (4 * len(LENGTHS) - 1)
-
-
-def test_a_head_with_queries_of_its_own_says_so_and_goes_through_the_modules() -> None:
-    made, recorder, said = drafter(block=2, query="newest"), Repeating(), list[str]()
-    same(rounds(made.compiled(said.append, recorder=recorder), [5, 1, 3]), rounds(made, [5, 1, 3]))
-    assert recorder.captures == 0
-    assert said == [
-        "FalconDrafter is not compiled: it asks for its predictions by queries of its own"
-    ]
 
 
 def test_a_second_sequence_finds_memory_and_graphs_ready() -> None:

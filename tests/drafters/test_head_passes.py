@@ -61,6 +61,9 @@ def _rounds(
         {"phase": "absolute", "family": "gpt2"},
         {"fuse": "linear", "family": "gemma3"},
         {"fuse": "lstm_positionwise"},
+        {"query": "newest"},
+        {"query": "mapped", "fuse": "linear", "draft_vocabulary": 9},
+        {"query": "mapped", "phase": "absolute", "family": "gpt2"},
     ],
 )
 def test_compiled_passes_predict_what_the_modules_predict(
@@ -73,18 +76,6 @@ def test_compiled_passes_predict_what_the_modules_predict(
         assert torch.allclose(ours.features, theirs.features, atol=1e-5)
     # The prompt's first pass and the long round's are the modules' own.
     assert compiler.calls == 4 * len(lengths) - 2
-
-
-def test_a_head_with_queries_of_its_own_says_so_and_goes_through_the_modules() -> None:
-    made, compiler, said = drafter(block=2, query="newest"), Pretend(), list[str]()
-    compiled = made.compiled(said.append, compiler)
-    for ours, theirs in zip(_rounds(compiled, [5, 1, 3]), _rounds(made, [5, 1, 3]), strict=True):
-        assert torch.equal(ours.logits, theirs.logits)
-    assert compiler.calls == 0
-    assert not compiled.is_compiled
-    assert said == [
-        "FalconDrafter is not compiled: it asks for its predictions by queries of its own"
-    ]
 
 
 class Counting(Fusing):
@@ -126,7 +117,13 @@ def test_decoder_blocks_with_a_sliding_window_are_compiled_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"fuse": "linear", "draft_vocabulary": 9}, {}, {"fuse": "lstm_positionwise"}]
+    "options",
+    [
+        {"fuse": "linear", "draft_vocabulary": 9},
+        {},
+        {"fuse": "lstm_positionwise"},
+        {"query": "mapped", "fuse": "linear"},
+    ],
 )
 def test_the_passes_of_every_fuse_can_be_traced(options: dict[str, Any]) -> None:
     made = drafter(block=2, **options)
@@ -151,13 +148,22 @@ def test_compiled_drafters_share_the_weights_and_leave_the_modules_drafting() ->
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-@pytest.mark.parametrize(("block", "fuse"), [(1, "linear"), (1, "lstm"), (2, "lstm"), (3, "lstm")])
+@pytest.mark.parametrize(
+    ("block", "fuse", "query"),
+    [
+        (1, "linear", "block"),
+        (1, "lstm", "block"),
+        (2, "lstm", "block"),
+        (2, "linear", "mapped"),
+        (3, "lstm", "newest"),
+    ],
+)
 def test_greedy_speculation_with_everything_compiled_writes_the_target_s_text(
-    family: str, block: int, fuse: str
+    family: str, block: int, fuse: str, query: str
 ) -> None:
     target, compiler = tiny_target(family, vocab=12), Pretend()
     torch.manual_seed(3)
-    config = FalconConfig(block=block, fuse=fuse)
+    config = FalconConfig(block=block, fuse=fuse, query=query)
     made = FalconDrafter(config, BuildContext(host=target)).eval()
     fast = target.compiled(lambda line: None, compiler)
     falcon = made.compiled(lambda line: None, compiler)

@@ -159,18 +159,14 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         """Return the same head and weights where they are, drafting through compiled passes.
 
         On a GPU they are CUDA graphs, and one sequence is drafted for at a time. A pass is traced
-        through ``join``, ``fuse.until``, ``backbone`` and ``logits`` as the head has them. A head
-        with ``offsets`` says that it has none, and stays as it is.
+        through ``join``, ``fuse.until``, ``queries``, ``backbone`` and ``logits`` as the head has
+        them.
 
         Args:
             announce: is called with one line for the user at a time.
             compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
-        if self.offsets is not None:
-            name = type(self).__name__
-            announce(f"{name} is not compiled: it asks for its predictions by queries of its own")
-            return self
         device = next(self.parameters()).device
         other = copy.copy(self)
         other._draft_through(fast_passes(device, announce, compiler, recorder))

@@ -17,7 +17,7 @@ from falcon_lab.drafters.fusing import State, state_of
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.interfaces import Outputs
 from falcon_lab.model.kv_layout import KVLayout
-from falcon_lab.model.passes import Forward, Inputs, NewPositions, Shapes, size_for
+from falcon_lab.model.passes import Forward, Inputs, NewPositions, Shapes, shapes_of, size_for
 
 LONGEST = 16
 """Tokens of a sequence, and sequences, up to which a pass is compiled: a recurrence is written out
@@ -61,7 +61,8 @@ class HeadForward(Forward):
     def __init__(self, drafter: HeadLayers) -> None:
         super().__init__("drafter")
         self.drafter = drafter
-        self._index = torch.arange(4 * LONGEST)
+        self._queries = drafter.offsets is not None
+        self._index = torch.arange(6 * LONGEST)
 
     @property
     def layout(self) -> KVLayout:
@@ -83,7 +84,7 @@ class HeadForward(Forward):
         embeddings = fused.flatten(0, 1)
         if older.shape[0]:
             embeddings = torch.cat([older, embeddings])
-        if head.offsets is not None:
+        if self._queries:
             newest = fused[:, -1] if fused.shape[1] else embeddings[-1:]
             embeddings = torch.cat([embeddings, head.queries(newest).flatten(0, 1)])
         elif (missing := predicting - embeddings.shape[0]) > 0:
@@ -97,19 +98,26 @@ class HeadForward(Forward):
         head = self.drafter
         fused, state = head.fuse.until(head.join(tokens, features), state_of(parts), last)
         embeddings = torch.cat((older, fused.flatten(0, 1)))
+        if self._queries:
+            newest = fused.index_select(1, last)[:, 0]
+            queries = head.queries(newest).flatten(0, 1).to(embeddings.dtype)
+            # They follow the tokens that were given, and so what pads those is overwritten.
+            room = torch.cat((embeddings, torch.zeros_like(queries)))
+            embeddings = room.index_copy(0, predicting, queries[: predicting.shape[0]])
         hidden = _decoded(head, embeddings, new).index_select(0, predicting)
         return hidden, head.logits(hidden), fused, *(state or ())
 
     def supports(self, inputs: Inputs) -> bool:
         """Return whether these are a round's own: new tokens behind less than a block of others."""
         (sequences, length), older, block = inputs[0].shape, inputs[2].shape[0], self.drafter.block
-        whole = older + sequences * length >= sequences * block and self.drafter.offsets is None
+        whole = self._queries or older + sequences * length >= sequences * block
         return length > 0 and older < block and whole
 
     def count(self, shapes: Shapes) -> int:
-        """Return n."""
+        """Return n, and how many queries there are."""
         (sequences, length), _, (older, _), *_ = shapes
-        return older + sequences * length
+        queries = sequences * self.drafter.block if self._queries else 0
+        return older + sequences * length + queries
 
     def padded(self, shapes: Shapes, sizes: Sequence[int]) -> Shapes:
         """Pad behind the last sequence, and behind the tokens of a single one."""
@@ -133,15 +141,14 @@ class HeadForward(Forward):
 
     def compiles(self, inputs: Inputs) -> bool:
         """Return whether the recurrence is short enough to be written out."""
-        sequences, length = inputs[0].shape
-        few = inputs[2].shape[0] + sequences * length <= 3 * LONGEST
-        return few and max(sequences, length) <= LONGEST
+        few = self.count(shapes_of(inputs)) <= 3 * LONGEST
+        return few and max(inputs[0].shape) <= LONGEST
 
     def with_indices(self, inputs: Inputs) -> Inputs:
         """Add the token after which the state is needed, and the positions that predict."""
         sequences, length = inputs[0].shape
-        new = inputs[2].shape[0] + sequences * length
-        predicting = self._index[new - sequences * self.drafter.block : new]
+        stop = self.count(shapes_of(inputs))
+        predicting = self._index[stop - sequences * self.drafter.block : stop]
         return [*inputs, self._index[length - 1 : length], predicting]
 
     def label(self, shapes: Shapes) -> str:
@@ -158,7 +165,8 @@ class HeadForward(Forward):
             tokens = torch.zeros(1, new, dtype=torch.long)
             features = torch.zeros(1, new, width, dtype=dtype)
             fused, state = drafter.fuse(drafter.join(tokens[:, :1], features[:, :1]), None)
-            older = fused.new_zeros(max(0, drafter.block - new), fused.shape[-1])
+            before = 0 if self._queries else max(0, drafter.block - new)
+            older = fused.new_zeros(before, fused.shape[-1])
             yield [tokens, features, older, *(state or ())]
 
 
