@@ -18,7 +18,7 @@ import pytest
 from falcon_lab.config.overrides import parse_overrides
 from falcon_lab.config.saved import read_description, read_facts, run_experiment, target_overrides
 from falcon_lab.data.documents import load_template, read_documents
-from falcon_lab.data.feature_store import StoreIndex, read_index, the_same
+from falcon_lab.data.feature_index import StoreIndex, read_index, the_same
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.journal import Journal
 from falcon_lab.measure.prompts import read_prompts

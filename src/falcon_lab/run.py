@@ -65,6 +65,7 @@ HARMLESS = (
     "distillation.compile",
     "distillation.save_dtype",
     "target.device",
+    "data.feature_store_taps",
 )
 """Keys in them that it does not depend on, but for rounding."""
 

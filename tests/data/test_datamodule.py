@@ -14,9 +14,9 @@ import torch
 
 from fakes.drafters import RandomDrafter
 from falcon_lab.config.schema import DataConfig
-from falcon_lab.data.datamodule import FalconDataModule, check_data, prepare_data
+from falcon_lab.data.datamodule import FalconDataModule, check_data
 from falcon_lab.data.encoding import train_tokenizer
-from falcon_lab.data.feature_store import StoreIndex, write_index
+from falcon_lab.data.feature_index import StoreIndex, write_index
 from falcon_lab.data.generated.corpus import generate_modules
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill.rows import labelled_positions
@@ -258,23 +258,34 @@ def test_validation_takes_the_beginnings_of_many_documents(tmp_path: Path) -> No
 # --- stage -----------------------------------------------------------------------------
 
 
-def test_a_store_that_is_of_no_use_to_the_drafter_is_refused_before_it_is_filled(
-    tmp_path: Any,
-) -> None:
+def tapping(layer: int) -> Components:
+    """The component ``mine``, a drafter that reads the states of a layer."""
+
     def build(config: Any, context: Any) -> RandomDrafter:
         drafter = RandomDrafter(64, 1)
-        drafter.taps = (1,)
+        drafter.taps = (layer,)
         return drafter
 
-    with pytest.raises(FalconLabError, match=r"data\.feature_store=null"):
-        prepare_data(
+    return Components([Component("drafter", "mine", build, None, "mine", "1")])
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [(1, r"has the states of no layer, and layer 1 .*feature_store=null"), (9, "taps layer 9")],
+)
+def test_a_store_without_the_layers_of_the_drafter_is_refused_before_the_corpus_is_read(
+    tmp_path: Path, layer: int, said: str
+) -> None:
+    folder, target = tmp_path / "store" / "train", tiny_target()
+    folder.mkdir(parents=True)
+    write_index(folder, StoreIndex(target.fingerprint, "data", 1, 32, 32, "float32", 1))
+    with pytest.raises(FalconLabError, match=said):
+        check_data(
             DataConfig(corpus="gone", feature_store=str(tmp_path / "store")),
-            tiny_target(),
+            target,
             drafter={"name": "mine"},
-            components=Components([Component("drafter", "mine", build, None, "mine", "1")]),
-            announce=lambda line: None,
+            components=tapping(layer),
         )
-    assert not (tmp_path / "store").exists()
 
 
 def test_tokens_are_counted_where_the_loss_has_them() -> None:

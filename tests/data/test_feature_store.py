@@ -2,8 +2,9 @@ import copy
 import json
 import pickle
 from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from falcon_lab.data import feature_store
 from falcon_lab.data.encoding import Encoded
+from falcon_lab.data.feature_index import read_index
 from falcon_lab.data.feature_store import FeatureStore, build_store, check_store, size
 from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.errors import FalconLabError
@@ -33,18 +35,44 @@ class Echo:
         self.rows_asked += len(tokens)
         return torch.stack([tokens, positions, documents], dim=-1).to(self.dtype)
 
+    def tapped(self, layers: Sequence[int]) -> Self:
+        """Shares the count of what was asked."""
+        self.layers = layers
+        return self
+
+    def tapped_teacher(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        """States that tell the layer too."""
+        features = self.teacher(*rows)
+        return features, torch.stack([features + 100 * layer for layer in self.layers], dim=2)
+
     def head(self, features: Tensor) -> Tensor:
         """Logits whose greatest is the token's."""
         return -(torch.arange(20) - features[:, :1].float()).abs()
 
 
-def plan_store(folder: Path, sequences: PackedSequences, target: Echo) -> feature_store.StorePlan:
-    """The plan of a store with shards of three sequences in float32."""
-    return feature_store.plan_store(folder, sequences, target, shard_bytes=3 * 4 * (3 * 4 + 4))
+def plan_store(
+    folder: Path,
+    sequences: PackedSequences,
+    target: Echo,
+    taps: Sequence[int] = (),
+    kept: str = "auto",
+) -> feature_store.StorePlan:
+    """The plan of a store with shards of three sequences in float32 without taps."""
+    size = 3 * 4 * (3 * 4 + 4)
+    return feature_store.plan_store(
+        folder, sequences, target, taps=taps, kept=kept, shard_bytes=size
+    )
 
 
-def build(folder: Path, target: Echo, sequences: PackedSequences = ROWS) -> FeatureStore:
-    return build_store(plan_store(folder, sequences, target), sequences, target, batch_size=2)
+def build(
+    folder: Path,
+    target: Echo,
+    sequences: PackedSequences = ROWS,
+    taps: Sequence[int] = (),
+    kept: str = "auto",
+) -> FeatureStore:
+    plan = plan_store(folder, sequences, target, taps, kept)
+    return build_store(plan, sequences, target, taps=taps, batch_size=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,6 +86,104 @@ def test_features_are_read_back_row_by_row(tmp_path: Path, dtype: torch.dtype) -
     assert features[0, :, 1].tolist() == [0, 1, 2, 3]
     assert target.rows_asked == 7
     assert store.argmax(wanted).tolist() == [[row + 1] * 3 + [0] for row in wanted]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_of_layers_are_read_back_in_the_order_asked_for(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    store = build(tmp_path, Echo(dtype), taps=(4, 1))
+    features, taps = store[[6, 0]], store.taps([6, 0])
+    assert taps is not None
+    assert (taps.shape, taps.dtype) == ((2, 4, 2, 3), dtype)
+    for place, layer in enumerate((4, 1)):
+        assert torch.equal(taps[:, :, place], features + 100 * layer)
+    assert build(tmp_path, Echo(dtype)).taps([6, 0]) is None  # of no use to one without
+
+
+def test_a_store_with_more_layers_serves_and_one_with_others_is_refused(tmp_path: Path) -> None:
+    build(tmp_path, Echo(), taps=(1, 4))
+    target = Echo()
+    store = build(tmp_path, target, taps=(4,))
+    assert target.rows_asked == 0
+    assert store.taps([2])[0, 0].tolist() == [[403.0, 400.0, 400.0]]  # type: ignore[index]
+    said = r"has the states of layers 1, 4, and layer 3 .*data\.feature_store"
+    with pytest.raises(FalconLabError, match=said):
+        plan_store(tmp_path, ROWS, Echo(), (3, 4))
+    with pytest.raises(FalconLabError, match=said):
+        check_store(tmp_path, Echo(), taps=(3, 4))
+
+
+def test_a_killed_build_goes_on_with_the_layers_that_it_began_with(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", Echo(), taps=(1, 4))
+    build(tmp_path / "s", Echo(), taps=(1, 4))
+    (tmp_path / "s" / "features-00001.safetensors").unlink()
+    build(tmp_path / "s", Echo(), taps=(4,))
+    again = build(tmp_path / "s", Echo(), taps=(1, 4))
+    rows = list(range(7))
+    assert torch.equal(whole.taps(rows), again.taps(rows))  # type: ignore[arg-type]
+
+
+class Wide(Echo):
+    """A teacher whose states have an outlier far beyond what eight or sixteen bits hold."""
+
+    hidden_size = 64
+
+    def teacher(self, tokens: Tensor, documents: Tensor, positions: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(int(tokens[0, 0]))
+        features = torch.randn(*tokens.shape, 64, generator=generator)
+        features[:, 1] *= 1e6
+        features[:, 2] = 0
+        return features.to(self.dtype)
+
+
+@pytest.mark.parametrize(("kept", "near"), [("float16", 2**-11), ("float8_e4m3", 2**-4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fewer_bits_are_within_their_rounding_and_the_card_says_how_far(
+    tmp_path: Path, kept: str, near: float, dtype: torch.dtype
+) -> None:
+    exact = build(tmp_path / "exact", Wide(dtype), taps=(2,))
+    store = build(tmp_path / "small", Wide(dtype), taps=(2,), kept=kept)
+    rows = list(range(7))
+    assert store[rows].dtype == dtype
+    assert torch.equal(store.argmax(rows), exact.argmax(rows))
+    rounding = near + torch.finfo(dtype).eps
+    for found, wanted in ((store[rows], exact[rows]), (store.taps(rows), exact.taps(rows))):
+        assert found is not None
+        assert wanted is not None
+        largest = wanted.abs().amax(-1, keepdim=True).double()
+        off = (found.double() - wanted.double()).abs()
+        assert bool((off <= rounding * wanted.double().abs() + near * 2**-10 * largest).all())
+    said = json.loads((tmp_path / "small" / "store.json").read_text())["errors"]
+    assert list(said) == ["features", "taps.2"]
+    measured = (store[rows].double() - exact[rows].double()).norm() / exact[rows].double().norm()
+    if dtype == torch.float32:  # else rounding to the target's precision is in it too
+        assert said["features"] == pytest.approx(float(measured), rel=1e-6)
+    assert 0 < said["features"] < near
+    assert read_index(tmp_path / "small").error_sentence.startswith(f"kept in {kept}")
+
+
+def test_fewer_bits_take_the_room_that_was_said(tmp_path: Path) -> None:
+    plan = plan_store(tmp_path, ROWS, Wide(), (2,), "float8_e4m3")
+    assert plan.bytes == 7 * 4 * (2 * (64 + 4) + 4)
+    build(tmp_path, Wide(), taps=(2,), kept="float8_e4m3")
+    written = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    assert plan.bytes <= written < plan.bytes + plan.index.shards * 700
+
+
+def test_a_store_of_another_precision_is_refused_and_the_target_s_own_is_exact(
+    tmp_path: Path,
+) -> None:
+    build(tmp_path, Echo(), kept="float8_e4m3")
+    for kept in ("auto", "float16"):
+        said = rf"feature_store_dtype float8_e4m3, this run has feature_store_dtype {kept}"
+        with pytest.raises(FalconLabError, match=said):
+            check_store(tmp_path, Echo(), kept=kept)
+        with pytest.raises(FalconLabError, match=said):
+            plan_store(tmp_path, ROWS, Echo(), kept=kept)
+    half = build(tmp_path / "half", Echo(torch.float16), kept="float16")
+    assert half.index.is_exact
+    assert not half.index.errors
 
 
 def test_a_shard_of_an_earlier_version_is_written_anew(tmp_path: Path) -> None:
@@ -162,11 +288,11 @@ def test_a_disk_that_fills_up_meanwhile_leaves_the_shards_before(
 
     save = safetensors.torch.save_file
 
-    def full(tensors: dict[str, Tensor], path: Path) -> None:
+    def full(tensors: dict[str, Tensor], path: Path, *rest: Any) -> None:
         if "00001" in path.name:
             path.write_bytes(b"part")
             raise OSError(28, "No space left on device")
-        save(tensors, path)
+        save(tensors, path, *rest)
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(FalconLabError, match=r"No space left on device.*make room and run"):

@@ -31,6 +31,8 @@ STAGES = ("target", "data", "distil", "evaluate", "report")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
+FEATURE_DTYPES = ("auto", "float16", "float8_e4m3")
+
 
 def dtype_name(dtype: object) -> str:
     """Return what ``target.dtype`` calls a dtype of torch's."""
@@ -187,6 +189,12 @@ class DataConfig:
     """Seed of the generated corpus and of the order; differs from the run's on purpose."""
     feature_store: str | None = any_path(None)
     """Folder for teacher features on disk; null computes them on line."""
+    feature_store_dtype: str = choice("auto", FEATURE_DTYPES)
+    """``auto`` keeps them in the target's own precision; ``float16`` and ``float8_e4m3`` with a
+    scale for every position, which is measured and said, and a little other than on line."""
+    feature_store_taps: list[int] = each_once(ranged([], least=0, most=2**16))
+    """Layers whose hidden states the store keeps beside those that the drafter reads, for drafters
+    that are trained from it later."""
     chat_template: str | None = any_path(None)
     """``plain``, or a file with a Jinja template, for chats in place of the tokenizer's own."""
 

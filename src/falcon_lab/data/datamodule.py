@@ -5,7 +5,7 @@ Shapes: N sequences, T tokens of a sequence, V vocabulary of the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cache_folder, check_place
 from falcon_lab.interfaces import BuildContext, ComponentBuilder
-from falcon_lab.model.target import NOT_STORED, Target
+from falcon_lab.model.target import Target
 
 
 def prepare_data(
@@ -55,11 +55,11 @@ def prepare_data(
         announce: is called with one line for the user.
 
     Raises:
-        FalconLabError: the corpus cannot be read, or a feature store is named and the drafter
-            reads hidden states of layers, which no store has.
+        FalconLabError: the corpus cannot be read, or a feature store is named that is of another
+            target, other data, other layers or another precision, or has no room.
     """
     data = FalconDataModule.for_target(config, target)
-    refuse_taps(config, target, drafter, components)
+    taps = stored_taps(config, target, drafter, components)
     refuse_other_author(config.corpus, target)
     sequences = data.train_sequences
     tokens = round(len(sequences) * sequences.length * sequences.filled)
@@ -67,7 +67,7 @@ def prepare_data(
         f"{config.corpus}: {tokens:,} training tokens, packed into "
         f"{len(sequences):,} sequences of {sequences.length} ({sequences.filled:.0%} filled)"
     )
-    data.build_features(target, announce)
+    data.build_features(target, announce, taps)
     return data
 
 
@@ -95,28 +95,35 @@ def check_data(
     data = FalconDataModule.for_target(config, target)
     if config.feature_store is not None:
         check_place(Path(config.feature_store), folder=True)
+        taps = stored_taps(config, target, drafter, components)
         for split in () if stands_in else SPLITS:
-            check_store(Path(config.feature_store) / split, target)
+            check_store(
+                Path(config.feature_store) / split,
+                target,
+                taps={*taps, *config.feature_store_taps},
+                kept=config.feature_store_dtype,
+            )
     if config.regenerate:
         check_place(cache_folder() / TEXTS, folder=True)
-    refuse_taps(config, target, drafter, components)
     if not stands_in:
         refuse_other_author(config.corpus, target)
     data.check()
 
 
-def refuse_taps(
+def stored_taps(
     config: DataConfig, target: Target, drafter: Mapping[str, Any], components: ComponentBuilder
-) -> None:
-    """Refuse a feature store for a drafter that reads hidden states of layers.
+) -> tuple[int, ...]:
+    """Return the layers whose states a drafter reads from the feature store, if there is one.
 
     Raises:
-        FalconLabError: there are both.
+        FalconLabError: the target has no such layer, or not one that the store is to have.
     """
-    if config.feature_store is not None:
-        built = components.build("drafter", drafter, BuildContext(host=target))
-        if built.taps:
-            raise FalconLabError(NOT_STORED)
+    if config.feature_store is None:
+        return ()
+    target.tapped(config.feature_store_taps)
+    taps: tuple[int, ...] = components.build("drafter", drafter, BuildContext(host=target)).taps
+    target.tapped(taps)
+    return taps
 
 
 SPLITS = ("train", "validation")
@@ -270,26 +277,41 @@ class FalconDataModule(LightningDataModule):
         return sequences
 
     def build_features(
-        self, target: Teacher, announce: Callable[[str], None] | None = None
+        self,
+        target: Teacher,
+        announce: Callable[[str], None] = lambda line: None,
+        taps: Sequence[int] = (),
     ) -> None:
         """Fill the feature store that the configuration names, and read features from it.
 
         Does nothing when none is named. The size is announced before anything is written.
 
+        Args:
+            target: the teacher.
+            announce: is called with one line for the user.
+            taps: layers whose states the drafter reads.
+
         Raises:
-            FalconLabError: another target's or other data's store is there, or no room.
+            FalconLabError: as ``plan_store`` and ``build_store``.
         """
-        if self.config.feature_store is None:
+        config = self.config
+        if config.feature_store is None:
             return
         found = self.train_sequences, self.validation_sequences
         for split, sequences in zip(SPLITS, found, strict=True):
             if len(sequences):
-                plan = plan_store(Path(self.config.feature_store) / split, sequences, target)
-                if announce is not None:
-                    announce(plan.sentence)
-                self._features[split] = build_store(
-                    plan, sequences, target, batch_size=self.config.batch_size
+                folder = Path(config.feature_store) / split
+                kept = {*taps, *config.feature_store_taps}
+                plan = plan_store(
+                    folder, sequences, target, taps=kept, kept=config.feature_store_dtype
                 )
+                announce(plan.sentence)
+                store = build_store(
+                    plan, sequences, target, taps=taps, batch_size=config.batch_size
+                )
+                if store.index.errors:
+                    announce(f"feature store {folder}: {store.index.error_sentence}")
+                self._features[split] = store
 
     def token_counts(self) -> Tensor:
         """Count each token in the training answers: what the loss masks have, ``[V]`` long."""

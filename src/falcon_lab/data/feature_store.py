@@ -1,41 +1,69 @@
 """Teacher features on disk, computed once for many trainings on the same sequences.
 
-Beside them is the target's most likely token after every position of the loss, which a training by
-glances needs, and which would cost a product with the whole LM head in every step.
+Beside them are the states of the layers that a drafter taps, and the target's most likely token
+after every position of the loss, which a training by glances needs, and which would cost a product
+with the whole LM head in every step.
 
-A folder of safetensors shards and an index that names the target and the sequences they belong to.
-Shards are written under a temporary name and renamed, so that one with the right name is whole;
-a build that was killed resumes with the first shard that is missing.
+A folder of safetensors shards and an index (``feature_index.py``). Shards are written under a
+temporary name and renamed, so that one with the right name is whole: it is never written again. A
+build that was killed resumes with the first shard that is missing.
 
-Shapes: N sequences, B batch, T tokens of a sequence, n rows, H hidden, V vocabulary.
+Shapes: N sequences, B batch, T tokens of a sequence, n rows, L tapped layers, H hidden,
+V vocabulary.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from falcon_lab.config.schema import dtype_name
+from falcon_lab.config.schema import FEATURE_DTYPES, dtype_name
+from falcon_lab.data.feature_index import (
+    ARGMAX,
+    FEATURES,
+    INDEX,
+    TOKENS,
+    StoreIndex,
+    kept_as,
+    read_index,
+    refuse_mismatch,
+    refuse_other_layers,
+    scale_name,
+    tap_name,
+    the_same,
+    write_index,
+)
 from falcon_lab.data.packing import PackedSequences
+from falcon_lab.data.row_scaling import Deviation, scaled, unscaled
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import make_folder, write_atomically, write_whole
+from falcon_lab.files import make_folder, write_whole
 from falcon_lab.sampling import most_likely
-from falcon_lab.stored import read_json
+from falcon_lab.stored import fitting
 
-INDEX = "store.json"
-ARGMAX = torch.int32
-"""Of tokens in a shard."""
 HEAD_ROWS = 256
 """Logits that are computed at a time."""
 SHARD_BYTES = 2**28
 """A shard is about this large."""
+ERRORS = "errors"
+"""Key of a shard's metadata: how far its tensors are from what the target computed."""
+SAFETENSORS = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int32: "I32",
+}
+"""Dtype -> its name in a shard."""
 
 
 class Teacher(Protocol):
@@ -58,32 +86,19 @@ class Teacher(Protocol):
         """Compute features ``[B, T, H]`` of ``[B, T]`` long each."""
         ...
 
+    def tapped(self, layers: Sequence[int]) -> Self:
+        """Return the same, whose ``tapped_teacher`` gives the states of some layers."""
+        ...
+
+    def tapped_teacher(
+        self, tokens: Tensor, documents: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute features, and ``[B, T, L, H]`` of the layers."""
+        ...
+
     def head(self, features: Tensor) -> Tensor:
         """Compute logits ``[n, V]`` of ``[n, H]``."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoreIndex:
-    """What a store has: fingerprints of target and data, and the shape of its features."""
-
-    target: str
-    data: str
-    rows: int
-    length: int
-    hidden: int
-    dtype: str
-    shard_rows: int
-
-    @property
-    def shards(self) -> int:
-        """Return the number of shards."""
-        return -(-self.rows // self.shard_rows)
-
-    def shard(self, number: int) -> range:
-        """Return the numbers of the sequences of one shard."""
-        start = number * self.shard_rows
-        return range(start, min(start + self.shard_rows, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,45 +108,59 @@ class StorePlan:
     Attributes:
         folder: where.
         index: what it will hold.
-        bytes: of the finished store.
         missing: shards that are still to be written.
         free: bytes free on that disk.
     """
 
     folder: Path
     index: StoreIndex
-    bytes: int
     missing: tuple[int, ...]
     free: int
 
     @property
+    def bytes(self) -> int:
+        """Return the bytes of the finished store."""
+        return self.index.sequence_bytes * self.index.rows
+
+    @property
     def missing_bytes(self) -> int:
-        """The bytes still to be written."""
+        """Return the bytes still to be written."""
         sequences = sum(len(self.index.shard(number)) for number in self.missing)
-        return self.bytes // max(self.index.rows, 1) * sequences
+        return self.index.sequence_bytes * sequences
 
     @property
     def sentence(self) -> str:
         """Describe the plan in one line for the user."""
-        i = self.index
-        whole = f"{i.rows} sequences x {i.length} tokens x {i.hidden} features in {i.dtype}"
         left = f"{size(self.missing_bytes)} to write, " if self.missing else "complete, "
-        return f"feature store {self.folder}: {size(self.bytes)} ({whole}), {left}" + (
+        return (
+            f"feature store {self.folder}: {size(self.bytes)} ({self.index.sentence}), {left}"
             f"{size(self.free)} free on the disk"
         )
 
 
 def plan_store(
-    folder: Path, sequences: PackedSequences, target: Teacher, *, shard_bytes: int = SHARD_BYTES
+    folder: Path,
+    sequences: PackedSequences,
+    target: Teacher,
+    *,
+    taps: Iterable[int] = (),
+    kept: str = FEATURE_DTYPES[0],
+    shard_bytes: int = SHARD_BYTES,
 ) -> StorePlan:
     """Compute the size of a store before anything is written.
 
+    Args:
+        folder: where.
+        sequences: what is read.
+        target: who reads it.
+        taps: layers whose states are wanted; a store that is there may have more.
+        kept: ``auto`` (the target's own precision) or another of ``FEATURE_DTYPES``.
+        shard_bytes: how large a shard is, about.
+
     Raises:
-        FalconLabError: the folder holds a store of another target or other data, or the disk has
-            no room for what is missing.
+        FalconLabError: the folder holds a store of another target, other data, other layers or
+            another precision, or the disk has no room for what is missing.
     """
-    width = torch.empty(0, dtype=target.dtype).element_size()
-    sequence_bytes = sequences.length * (target.hidden_size * width + ARGMAX.itemsize)
     index = StoreIndex(
         target=target.fingerprint,
         data=sequences.fingerprint(),
@@ -139,8 +168,11 @@ def plan_store(
         length=sequences.length,
         hidden=target.hidden_size,
         dtype=dtype_name(target.dtype),
-        shard_rows=max(1, shard_bytes // sequence_bytes),
+        shard_rows=1,
+        taps=tuple(sorted(set(taps))),
+        kept=kept_as(kept, target.dtype),
     )
+    index = replace(index, shard_rows=max(1, shard_bytes // index.sequence_bytes))
     if (folder / INDEX).exists():
         index = the_same(folder, read_index(folder), index)
     elif foreign := sorted(folder.glob(shard_path(folder, 0).name.replace("00000", "*"))):
@@ -149,7 +181,7 @@ def plan_store(
             "beside it); choose another folder with data.feature_store, or move it"
         )
     missing = tuple(n for n in range(index.shards) if not shard_is_whole(folder, index, n))
-    plan = StorePlan(folder, index, sequence_bytes * len(sequences), missing, free_bytes(folder))
+    plan = StorePlan(folder, index, missing, free_bytes(folder))
     if plan.missing_bytes > plan.free:
         raise FalconLabError(
             f"{plan.sentence}: not enough room; free some, or set data.feature_store=null to "
@@ -159,9 +191,21 @@ def plan_store(
 
 
 def build_store(
-    plan: StorePlan, sequences: PackedSequences, target: Teacher, *, batch_size: int = 8
+    plan: StorePlan,
+    sequences: PackedSequences,
+    target: Teacher,
+    *,
+    taps: Sequence[int] = (),
+    batch_size: int = 8,
 ) -> FeatureStore:
-    """Write the missing shards, with a progress bar.
+    """Write the missing shards, with a progress bar, and open the store.
+
+    Args:
+        plan: what is to be written.
+        sequences: what is read.
+        target: who reads it.
+        taps: layers whose states are read from the store.
+        batch_size: sequences that are read at a time.
 
     Raises:
         FalconLabError: a shard cannot be written; what was there before is still there.
@@ -174,81 +218,172 @@ def build_store(
     total = sum(len(plan.index.shard(number)) for number in plan.missing)
     with Bar(total=total, desc="teacher features", unit="sequence") as bar:
         for number in plan.missing:
-            features, tokens = [], []
+            shard = Shard(plan.index)
             here = plan.index.shard(number)
             for start in range(here.start, here.stop, batch_size):
                 batch = slice(start, min(start + batch_size, here.stop))
-                read = _features(sequences, batch, target)
-                features.append(read.cpu())
-                tokens.append(_argmax(read, sequences.loss_mask[batch], target).cpu())
+                shard.append(_states(sequences, batch, target, plan.index))
                 bar.update(batch.stop - batch.start)
-            write_shard(shard_path(plan.folder, number), torch.cat(features), torch.cat(tokens))
-    return FeatureStore.open(plan.folder, target.fingerprint, sequences.fingerprint())
+            shard.write(shard_path(plan.folder, number))
+    if not plan.index.is_exact and (plan.missing or not plan.index.errors):
+        write_index(plan.folder, replace(plan.index, errors=_errors(plan.folder, plan.index)))
+    return FeatureStore.open(plan.folder, target.fingerprint, sequences.fingerprint(), taps)
 
 
-def _features(sequences: PackedSequences, batch: slice, target: Teacher) -> Tensor:
+def _states(
+    sequences: PackedSequences, batch: slice, target: Teacher, index: StoreIndex
+) -> dict[str, Tensor]:
+    """Return what the target computes of some sequences, by the names of a shard."""
     packed = (sequences.tokens, sequences.documents, sequences.positions)
-    tokens, documents, positions = (part[batch].long().to(target.device) for part in packed)
-    return target.teacher(tokens, documents, positions).to(target.dtype)
+    read = [part[batch].long().to(target.device) for part in packed]
+    if not index.taps:
+        found = {FEATURES: target.teacher(*read).to(target.dtype)}
+    else:
+        features, states = target.tapped(index.taps).tapped_teacher(*read)
+        values = (features, *states.unbind(2))
+        found = {
+            name: each.to(target.dtype) for name, each in zip(index.values, values, strict=True)
+        }
+    return found | {ARGMAX: _argmax(found[FEATURES], sequences.loss_mask[batch], target)}
 
 
 @torch.no_grad()
 def _argmax(features: Tensor, loss_mask: Tensor, target: Teacher) -> Tensor:
     """Return ``[B, T]`` int32: the most likely token where the next one is in the loss; else 0."""
-    found = torch.zeros(features.shape[:2], dtype=ARGMAX, device=features.device)
+    found = torch.zeros(features.shape[:2], dtype=TOKENS, device=features.device)
     wanted = torch.zeros_like(loss_mask)
     wanted[:, :-1] = loss_mask[:, 1:]
     for place in wanted.flatten().nonzero()[:, 0].to(features.device).split(HEAD_ROWS):
         tokens = most_likely(target.head(features.flatten(0, 1)[place]))
-        found.view(-1)[place] = tokens.to(ARGMAX)
+        found.view(-1)[place] = tokens.to(TOKENS)
     return found
+
+
+class Shard:
+    """A shard that is being computed.
+
+    Args:
+        index: of its store.
+    """
+
+    def __init__(self, index: StoreIndex) -> None:
+        self.index = index
+        self._parts: dict[str, list[Tensor]] = {}
+        self._deviations: dict[str, Deviation] = {}
+
+    def append(self, states: Mapping[str, Tensor]) -> None:
+        """Append what the target computed of some sequences, as it is kept."""
+        for name, values in states.items():
+            if name == ARGMAX or self.index.is_exact:
+                self._parts.setdefault(name, []).append(values.cpu())
+                continue
+            kept, scale = scaled(values, self.index.value_dtype)
+            known = self._deviations.get(name, Deviation())
+            exact = unscaled(kept, scale, torch.float32)
+            self._deviations[name] = known + Deviation.of(exact, values)
+            self._parts.setdefault(name, []).append(kept.cpu())
+            self._parts.setdefault(scale_name(name), []).append(scale.cpu())
+
+    def write(self, path: Path) -> None:
+        """Write it, complete or not at all.
+
+        Raises:
+            FalconLabError: it cannot be written.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        tensors = {name: torch.cat(parts) for name, parts in self._parts.items()}
+        sums = {name: [each.error, each.exact] for name, each in self._deviations.items()}
+        metadata = {ERRORS: json.dumps(sums)} if sums else None
+        write_whole(
+            path,
+            lambda temporary: save_file(tensors, temporary, metadata),
+            also=(SafetensorError,),
+        )
+
+
+def _errors(folder: Path, index: StoreIndex) -> dict[str, float]:
+    """Return how far every tensor of a finished store is from what the target computed."""
+    from safetensors import safe_open
+
+    found: dict[str, list[Deviation]] = {name: [] for name in index.values}
+    for number in range(index.shards):
+        with safe_open(shard_path(folder, number), framework="pt") as file:
+            sums = json.loads((file.metadata() or {}).get(ERRORS, "{}"))
+        for name, (error, exact) in (fitting(sums, dict[str, tuple[float, float]]) or {}).items():
+            if name in found:
+                found[name].append(Deviation(error, exact))
+    return {name: reduce(add, parts, Deviation()).relative for name, parts in found.items()}
 
 
 class FeatureStore:
     """A finished store, read through memory maps.
+
+    Args:
+        folder: where it is.
+        index: what it has.
+        layers: whose states are read from it.
 
     Raises:
         FalconLabError: from ``open``, when it belongs to another target or other data, or is not
             whole.
     """
 
-    def __init__(self, folder: Path, index: StoreIndex) -> None:
-        self.folder, self.index = folder, index
+    def __init__(self, folder: Path, index: StoreIndex, layers: Sequence[int] = ()) -> None:
+        self.folder, self.index, self.layers = folder, index, tuple(layers)
         self._open: dict[int, Any] = {}
 
     @classmethod
-    def open(cls, folder: Path, target: str, data: str) -> FeatureStore:
+    def open(cls, folder: Path, target: str, data: str, layers: Sequence[int] = ()) -> FeatureStore:
         """Open the store in ``folder`` for the given fingerprints of target and sequences."""
         index = read_index(folder)
         refuse_mismatch(folder, index, target=target, data=data)
+        refuse_other_layers(folder, index, layers)
         for number in range(index.shards):
             if not shard_is_whole(folder, index, number):
                 raise FalconLabError(
                     f"{shard_path(folder, number)}: missing or damaged; run the training again "
                     "with the same data.feature_store, which writes it anew"
                 )
-        return cls(folder, index)
+        return cls(folder, index, layers)
 
     def __getitem__(self, sequences: Sequence[int]) -> Tensor:
         """Return features ``[B, T, H]`` of the given sequences."""
-        return torch.cat([self._sequence("features", sequence) for sequence in sequences])
+        return self._values(FEATURES, sequences)
+
+    def taps(self, sequences: Sequence[int]) -> Tensor | None:
+        """Return ``[B, T, L, H]``, the states of the layers; None where none are read."""
+        if not self.layers:
+            return None
+        found = [self._values(tap_name(layer), sequences) for layer in self.layers]
+        return torch.stack(found, dim=2)
 
     def argmax(self, sequences: Sequence[int]) -> Tensor:
         """Return ``[B, T]`` long, the most likely tokens of the given sequences."""
-        return torch.cat([self._sequence("argmax", sequence) for sequence in sequences]).long()
+        return self._read(ARGMAX, sequences).long()
 
-    def _sequence(self, name: str, sequence: int) -> Tensor:
+    def _values(self, name: str, sequences: Sequence[int]) -> Tensor:
+        values = self._read(name, sequences)
+        if self.index.is_exact:
+            return values
+        return unscaled(values, self._read(scale_name(name), sequences), self.index.own_dtype)
+
+    def _read(self, name: str, sequences: Sequence[int]) -> Tensor:
+        return torch.cat(list(self._sequences(name, sequences)))
+
+    def _sequences(self, name: str, sequences: Sequence[int]) -> Iterator[Tensor]:
         from safetensors import safe_open
 
-        shard, offset = divmod(sequence, self.index.shard_rows)
-        if shard not in self._open:
-            self._open[shard] = safe_open(shard_path(self.folder, shard), framework="pt")
-        part: Tensor = self._open[shard].get_slice(name)[offset : offset + 1]
-        return part
+        for sequence in sequences:
+            shard, offset = divmod(sequence, self.index.shard_rows)
+            if shard not in self._open:
+                self._open[shard] = safe_open(shard_path(self.folder, shard), framework="pt")
+            yield self._open[shard].get_slice(name)[offset : offset + 1]
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps do not travel to worker processes; each opens its own.
-        return {"folder": self.folder, "index": self.index, "_open": {}}
+        return {"folder": self.folder, "index": self.index, "layers": self.layers, "_open": {}}
 
 
 def size(count: int) -> str:
@@ -273,91 +408,42 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def shard_is_whole(folder: Path, index: StoreIndex, number: int) -> bool:
-    """Return whether a shard can be read and has the shape that the index gives."""
+    """Return whether a shard can be read and has what the index says."""
     from safetensors import SafetensorError, safe_open
 
+    rows = len(index.shard(number))
+    expected = {
+        name: ([rows, *shape], SAFETENSORS[dtype]) for name, dtype, shape in index.tensors()
+    }
     try:
         with safe_open(shard_path(folder, number), framework="pt") as file:
-            features = file.get_slice("features")
-            shape, dtype = features.get_shape(), features.get_dtype()
-            tokens = file.get_slice("argmax").get_shape()
+            slices = {name: file.get_slice(name) for name in expected}
+            found = {name: (each.get_shape(), each.get_dtype()) for name, each in slices.items()}
     except (OSError, SafetensorError):
         return False
-    whole = [len(index.shard(number)), index.length, index.hidden]
-    return [shape, tokens] == [whole, whole[:2]] and dtype == DTYPES.get(index.dtype)
+    return found == expected
 
 
-DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}
-"""Type of features -> its name in safetensors."""
-
-
-def write_shard(path: Path, features: Tensor, argmax: Tensor) -> None:
-    """Write one shard, complete or not at all."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors = {"features": features.contiguous(), "argmax": argmax.contiguous()}
-    write_whole(path, lambda temporary: save_file(tensors, temporary), also=(SafetensorError,))
-
-
-def write_index(folder: Path, index: StoreIndex) -> None:
-    """Write the index, complete or not at all."""
-    write_atomically(folder / INDEX, json.dumps(asdict(index), indent=2) + "\n")
-
-
-def read_index(folder: Path) -> StoreIndex:
-    """Read the index of a store.
-
-    Raises:
-        FalconLabError: there is none, or it is damaged.
-    """
-    advice = "choose another folder with data.feature_store, or delete this one"
-    return read_json(folder / INDEX, StoreIndex, "index of a feature store", advice)
-
-
-def the_same(folder: Path, index: StoreIndex, expected: StoreIndex) -> StoreIndex:
-    """Return the index of a store whose features are those that are expected.
-
-    Raises:
-        FalconLabError: they are of another target or other data, or the index is damaged.
-    """
-    fields = ("target", "dtype", "data")
-    refuse_mismatch(folder, index, **{name: getattr(expected, name) for name in fields})
-    if index.shard_rows < 1 or replace(index, shard_rows=expected.shard_rows) != expected:
-        raise FalconLabError(
-            f"{folder / INDEX}: does not describe the features that it names; delete {folder} to "
-            "compute them again"
-        )
-    return index
-
-
-def refuse_mismatch(folder: Path, index: StoreIndex, **ours: str) -> None:
-    """Raise when a store is of another target, in another precision, or of other sequences.
+def check_store(
+    folder: Path,
+    target: Teacher,
+    *,
+    taps: Iterable[int] = (),
+    kept: str = FEATURE_DTYPES[0],
+) -> None:
+    """See that features in ``folder`` are the target's, before anything is computed.
 
     Args:
-        folder: of the store.
-        index: what it says of itself.
-        ours: fields of the index -> what this run has.
-    """
-    for name, expected in ours.items():
-        if (theirs := getattr(index, name)) != expected:
-            remedy = REMEDIES.get(name, "").format(theirs)
-            raise FalconLabError(
-                f"{folder}: these features were computed for {name} {theirs}, this run has {name} "
-                f"{expected}; {remedy}choose another folder with data.feature_store"
-            )
-
-
-REMEDIES = {"dtype": "set target.dtype={}, or "}
-"""Field of an index -> what else helps where it differs."""
-
-
-def check_store(folder: Path, target: Teacher) -> None:
-    """See that features in ``folder`` are the target's, before anything is computed.
+        folder: of the store, which need not be there.
+        target: who reads the sequences.
+        taps: layers whose states are wanted.
+        kept: one of ``FEATURE_DTYPES``.
 
     Raises:
         FalconLabError: they are not, or the index is damaged.
     """
     if (folder / INDEX).exists():
-        index = read_index(folder)
-        refuse_mismatch(folder, index, target=target.fingerprint, dtype=dtype_name(target.dtype))
+        index, dtype = read_index(folder), dtype_name(target.dtype)
+        ours = {"target": target.fingerprint, "dtype": dtype, "kept": kept_as(kept, target.dtype)}
+        refuse_mismatch(folder, index, **ours)
+        refuse_other_layers(folder, index, taps)

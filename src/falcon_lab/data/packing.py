@@ -31,6 +31,8 @@ class Batch(NamedTuple):
         features: ``[B, T, H]`` teacher features from a feature store, or None.
         argmax: ``[B, T]`` long, the target's most likely token after each position whose next token
             counts in the loss, from a feature store; or None.
+        taps: ``[B, T, L, H]`` hidden states of the layers that the drafter reads, from a feature
+            store; or None.
     """
 
     tokens: Tensor
@@ -40,6 +42,7 @@ class Batch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # tuple.index is not wanted here
     features: Tensor | None = None
     argmax: Tensor | None = None
+    taps: Tensor | None = None
 
 
 PADDING = -1

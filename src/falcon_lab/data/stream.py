@@ -38,7 +38,9 @@ def make_batch(
     if features is None:
         return batch
     rows = chosen.tolist()
-    return batch._replace(features=features[rows], argmax=features.argmax(rows))
+    return batch._replace(
+        features=features[rows], argmax=features.argmax(rows), taps=features.taps(rows)
+    )
 
 
 class Batches(Dataset[Batch]):

@@ -45,7 +45,6 @@ from falcon_lab.interfaces import (
     Prediction,
     Reveal,
 )
-from falcon_lab.model.target import NOT_STORED
 from falcon_lab.timing import Stopwatch
 
 if TYPE_CHECKING:
@@ -174,11 +173,15 @@ class DistillationStep:
         Args:
             mass: the loss is to know how likely the tokens of a draft vocabulary are in all.
         """
-        batch, features, taps = self.batch, self.batch.features, None
+        batch, features, taps = self.batch, self.batch.features, self.batch.taps
         if features is None:
             features, taps = self._read(batch)
-        elif self.target.taps:
-            raise FalconLabError(NOT_STORED)
+        elif self.target.taps and taps is None:
+            raise FalconLabError(
+                "the data have the target's features, and no hidden states of the layers that "
+                f"{type(self.drafter).__name__} reads; set data.feature_store=null to compute both "
+                "on line"
+            )
         vocabulary = self.drafter.vocabulary
         wide, chunk = (
             self.chunk or rows_per_chunk(words.vocab_size, self.config.logits_mib)

@@ -43,11 +43,6 @@ from falcon_lab.model.passes import (
 )
 from falcon_lab.tree import Entrance, TokenTree
 
-NOT_STORED = (
-    "data.feature_store has the target's features, and this drafter also reads hidden states of "
-    "its layers; set data.feature_store=null to compute both on line"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
