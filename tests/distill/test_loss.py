@@ -361,3 +361,30 @@ def test_tokens_from_a_store_spare_the_whole_head(fit: bool, some: bool) -> None
     target.head = None  # type: ignore[method-assign, assignment]
     assert expected is not None
     assert torch.equal(teacher.argmax(), expected.flatten())
+
+
+class Streak(Objective):
+    """A term that depends on the rows of a block before it."""
+
+    weights: Mapping[str, float] = {"streak": 1.0}
+    whole_groups = True
+
+    def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:
+        assert rows.group is not None
+        chance = rows.student_logits.softmax(-1).amax(-1)
+        starts = rows.group[:, None] == rows.group
+        before = starts & (rows.slot[None] <= rows.slot[:, None])
+        return {"streak": -(before * chance.log()).sum(-1).exp()}
+
+
+@pytest.mark.parametrize("size", [1, 6, 12])
+def test_blocks_are_never_cut_and_weights_count(size: int) -> None:
+    rows = _rows(4)
+    group = torch.arange(ROWS) // 4
+    weight = torch.rand(ROWS, generator=torch.Generator().manual_seed(2))
+    grouped = replace(rows, group=group, slot=torch.arange(ROWS) % 4, weight=weight)
+    whole = Outcome(Streak(), ALL, grouped)
+    assert len(whole.seen) == 1
+    assert torch.allclose(whole.loss, (whole.terms[0]["streak"] * weight).sum())
+    again = replace(grouped, features=_rows(4).features)
+    assert Outcome(Streak(), size, again).equals(whole)

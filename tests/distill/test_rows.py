@@ -65,3 +65,30 @@ def test_rows_about_one_position_are_neighbours() -> None:
     assert torch.equal(torch.cat([part.slot for part in rows.chunks(4)]), rows.slot)
     assert [len(part) for part in rows.chunks(4)] == [4, 4, 2]
     assert torch.equal(torch.cat([part.positions for part in rows.chunks(4)]), rows.positions)
+
+
+def test_rows_of_a_block_stay_together_where_they_are_asked_for_so() -> None:
+    group = torch.tensor([[4, 2, 4, 2, 2, 7], [7, 7, 7, 7, 4, 4]])
+    slot = torch.tensor([[1, 2, 0, 0, 1, 0], [3, 0, 2, 1, 0, 1]])
+    valid = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1]]).bool()
+    label = 2 * group + slot
+    prediction = Prediction(None, label[..., None].float(), label, label, slot, group, weight=slot)
+    labels = Labels(valid, label, label)
+    rows = StudentRows.of(prediction, labels, torch.Size([2, 30]), by_group=True)
+    assert rows.group is not None
+    assert rows.group.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 4, 4, 4]
+    assert rows.slot.tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 0, 1, 3]
+    assert rows.weight is not None
+    assert torch.equal(rows.weight, rows.slot)
+    assert rows.total == float(rows.slot.sum())
+    chunks = [
+        [*range(len(part))] and part.group.tolist()
+        for part in rows.chunks(4)
+        if part.group is not None
+    ]
+    assert chunks == [[0, 0, 0], [1, 1, 2], [3, 3], [4, 4, 4]]
+    assert [len(part) for part in rows.chunks(1)] == [3, 2, 1, 2, 3]
+    none = StudentRows.of(
+        prediction, labels._replace(valid=~valid & False), torch.Size([2, 30]), by_group=True
+    )
+    assert [len(part) for part in none.chunks(4)] == [0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Drafter, Observation
+from falcon_lab.interfaces import Drafter, Observation, TreeBuilder
 from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -42,8 +42,16 @@ def observation(
     return Observation(tokens, parts[0], remaining, parts[1])
 
 
-def with_auxiliary(drafter: Drafter, tree: TokenTree, max_depth: int) -> TokenTree:
+def with_auxiliary(
+    drafter: Drafter, tree: TokenTree, max_depth: int, builder: TreeBuilder | None = None
+) -> TokenTree:
     """Return a round's tree with the auxiliary nodes of its drafter, if it has any.
+
+    Args:
+        drafter: whose nodes they are.
+        tree: of the round.
+        max_depth: the greatest depth of such a node.
+        builder: of the tree, which the cache was sized for; None: of any.
 
     Raises:
         FalconLabError: there are more of them than there is room for in the cache.
@@ -53,10 +61,11 @@ def with_auxiliary(drafter: Drafter, tree: TokenTree, max_depth: int) -> TokenTr
     added = drafter.auxiliary_nodes(tree, max_depth)
     if added is None:
         return tree
-    if len(added.tokens) > drafter.max_auxiliary:
+    most = drafter.max_auxiliary if builder is None else drafter.most_auxiliary(builder)
+    if len(added.tokens) > most:
         raise FalconLabError(
             f"{type(drafter).__name__} has {len(added.tokens)} auxiliary nodes in a round and "
-            f"max_auxiliary {drafter.max_auxiliary}; its max_auxiliary must be the most that there "
-            "can be"
+            f"max_auxiliary {most}; its max_auxiliary must be the most that there can be, or "
+            "its most_auxiliary(tree) beside such a tree"
         )
     return tree.with_auxiliary(added)

@@ -304,7 +304,7 @@ class SpeculativeEngine(Engine):
     @property
     def max_nodes(self) -> int:
         """Most nodes of a round, auxiliary nodes counted, or positions that drafting takes."""
-        nodes = self.tree_builder.max_nodes + self.drafter.max_auxiliary
+        nodes = self.tree_builder.max_nodes + self.drafter.most_auxiliary(self.tree_builder)
         provisional = self.drafter.provisional(self.tree_builder)
         return max(nodes, provisional + (nodes if self.drafter.lower_layers else 0))
 

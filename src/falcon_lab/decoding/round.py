@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,15 @@ from falcon_lab.decoding.accepting import Accepted, accept
 from falcon_lab.decoding.drafting import observation, with_auxiliary
 from falcon_lab.decoding.generation import Generation, Laps, OnRound, PhaseClock, Round, Seconds
 from falcon_lab.drafters.sequences import OneByOne
-from falcon_lab.interfaces import Budget, Frontier, RoundContext, RoundOutcome, RunsTarget
+from falcon_lab.interfaces import (
+    BeginsRounds,
+    Budget,
+    Frontier,
+    RoundContext,
+    RoundOutcome,
+    RunsTarget,
+    begins_rounds,
+)
 from falcon_lab.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -64,6 +72,13 @@ class DecodedSequence:
     def ended(self) -> bool:
         """Whether its text is complete."""
         return self.transcript.finish is not None
+
+    def newest(self, count: int) -> list[int]:
+        """Return the newest committed tokens, the root last."""
+        written, rest = self.transcript.tokens, count - len(self.transcript.tokens)
+        if rest <= 0:
+            return written[len(written) - count :]
+        return [*self.prompt[-rest:].tolist(), *written]
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw what follows from its ``[V]`` logits: 0-d long."""
@@ -145,6 +160,8 @@ class SpeculativeRounds:
         self._own = drafts.drafters if isinstance(drafts, OneByOne) else ()
         if isinstance(drafts, RunsTarget):
             drafts.attach(sequences)
+        begins = isinstance(drafts, BeginsRounds) and begins_rounds(drafter)
+        self._beginning = cast(BeginsRounds, drafts) if begins else None
         self._parts = parts
         self._chunk = chunk
 
@@ -214,9 +231,12 @@ class SpeculativeRounds:
         frontiers: dict[int, Frontier] = {}
         for place, sequence in enumerate(sequences):
             budget = at_most(self._parts[place].controller.budget(), depth=_room(sequence))
-            context = RoundContext(sequence.root, budget, sequence.sampling, sequence.generator)
+            drawing = sequence.sampling, sequence.generator
+            context = RoundContext(sequence.root, budget, *drawing, sequence.newest)
             if (frontier := self._parts[place].builder.start(context)) is not None:
                 frontiers[place] = frontier
+                if self._beginning is not None:
+                    self._beginning.begin_round(place, context)
         passes = [0] * len(sequences)
         while frontiers:
             clock.lap("overhead")
@@ -233,8 +253,11 @@ class SpeculativeRounds:
 
     def _tree(self, place: int, sequence: DecodedSequence) -> TokenTree:
         """Finish a sequence's tree, with what its drafter has the target read besides."""
-        tree = self._parts[place].builder.finish()
-        return with_auxiliary(self._own[place], tree, _room(sequence)) if self._own else tree
+        builder = self._parts[place].builder
+        tree = builder.finish()
+        if not self._own:
+            return tree
+        return with_auxiliary(self._own[place], tree, _room(sequence), builder)
 
     def _follow_up(
         self, place: int, tree: TokenTree, output: TargetOutput, accepted: Accepted
@@ -245,7 +268,7 @@ class SpeculativeRounds:
         seen = observation(self._drafter, accepted.tokens, output, accepted.nodes)
         self._drafts.observe(place, seen)
         path = accepted.path
-        outcome = RoundOutcome(tree.max_depth, tree.drafted, len(path) - 1, path)
+        outcome = RoundOutcome(tree.max_depth, tree.drafted, len(path) - 1, path, tree)
         self._parts[place].controller.update(outcome)
         self._parts[place].builder.update(outcome)
         return outcome

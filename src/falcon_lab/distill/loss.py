@@ -127,7 +127,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, positions: Tensor) -> Tensor:
-        """Return ``[n, C]`` at ``[n]`` ascending positions; equal ones are computed once."""
+        """Return ``[n, C]`` at ``[n]`` positions; equal neighbours are computed once."""
         if self._logits is not None and self._row is not None:
             return self._logits[self._row[positions]]
         different, row = torch.unique_consecutive(positions, return_inverse=True)
@@ -175,13 +175,15 @@ class Teacher:
             rows.slot,
             known,
             mass,
+            rows.group,
         )
 
 
 class ChunkedLoss:
     """The sum of an objective's weighted terms over all rows.
 
-    A term of a row may depend on that row alone, since the objective is given a chunk at a time.
+    A term of a row may depend on that row or on its block alone, since the objective is given a
+    chunk at a time. Rows that have weights count by these.
 
     Args:
         objective: names and computes the terms.
@@ -228,7 +230,8 @@ class ChunkedLoss:
                 self.observe(compared, terms)
         loss = torch.zeros((), device=rows.positions.device)
         for name, weight in self.objective.weights.items():
-            loss = loss + weight * terms[name].sum()
+            term = terms[name] if rows.weight is None else terms[name] * rows.weight
+            loss = loss + weight * term.sum()
         return loss
 
     def _recomputed(self, rows: StudentRows, *, observed: bool = False) -> Tensor:

@@ -64,19 +64,23 @@ def labelled_positions(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StudentRows:
-    """A prediction's rows that count, ordered by the position that they predict.
+    """A prediction's rows that count, ordered by the position that they predict, or by block.
 
-    So rows that predict the same position, under several block phases, are neighbours.
+    So rows that predict the same position, under several block phases, are neighbours, or those of
+    a block, by their slots.
 
     Attributes:
         features: ``[R', H]`` or None.
         logits: ``[R', V]`` of a drafter that gives them itself, or None.
-        positions: ``[R']`` long, ``b·T + t`` of the position that the row predicts, ascending.
+        positions: ``[R']`` long, ``b·T + t`` of the position that the row predicts; ascending,
+            or within a block.
         tokens: ``[R']`` long, the data's token after that position.
         slot: ``[R']`` long, place in the block.
         index: two ``[R']`` long, sequence and row of the prediction.
         head: the drafter's own, or None.
         hidden: ``[R', C]``, what the head reads in place of the features, or None.
+        weight: ``[R']``, or None where all count alike.
+        group: ``[R']`` long, ascending, the number of the row's block, where they are ordered so.
     """
 
     features: Tensor | None
@@ -87,9 +91,18 @@ class StudentRows:
     index: tuple[Tensor, Tensor]
     head: Callable[[Tensor, Tensor], Tensor] | None = None
     hidden: Tensor | None = None
+    weight: Tensor | None = None
+    group: Tensor | None = None
 
     @classmethod
-    def of(cls, prediction: Prediction, labels: Labels, shape: torch.Size) -> Self:
+    def of(
+        cls,
+        prediction: Prediction,
+        labels: Labels,
+        shape: torch.Size,
+        *,
+        by_group: bool = False,
+    ) -> Self:
         """Gather the rows that count.
 
         Args:
@@ -97,11 +110,17 @@ class StudentRows:
             labels: of all its rows.
             shape: sequences and tokens of the teacher's batch, of which the drafter may have read
                 several copies.
+            by_group: order them by block and slot, not by position.
         """
         sequences, length = shape
         sequence, row = labels.valid.nonzero(as_tuple=True)
         positions = sequence % sequences * length + labels.label[sequence, row]
-        positions, order = positions.sort(stable=True)
+        group = None
+        if by_group:
+            order, group = _by_group(prediction, sequence, row)
+            positions = positions[order]
+        else:
+            positions, order = positions.sort(stable=True)
         sequence, row = sequence[order], row[order]
         flat = sequence * labels.valid.shape[1] + row
 
@@ -117,10 +136,17 @@ class StudentRows:
             (sequence, row),
             prediction.head,
             chosen(prediction.hidden),
+            chosen(prediction.weight),
+            group,
         )
 
     def __len__(self) -> int:
         return self.positions.shape[0]
+
+    @property
+    def total(self) -> float:
+        """Return the sum of the rows' weights: what the loss is divided by."""
+        return len(self) if self.weight is None else float(self.weight.sum())
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -141,10 +167,13 @@ class StudentRows:
         )
 
     def chunks(self, size: int) -> Iterator[Self]:
-        """Yield the rows, ``size`` at a time; where there are none, one chunk of none."""
-        for start in range(0, max(1, len(self)), size):
+        """Yield the rows, ``size`` at a time; where there are none, one chunk of none.
 
-            def cut(values: Tensor, part: slice = slice(start, start + size)) -> Tensor:
+        No block is cut that ``group`` knows of; one that is larger than ``size`` is a chunk.
+        """
+        for start, end in _pieces(self.group, len(self), size):
+
+            def cut(values: Tensor, part: slice = slice(start, end)) -> Tensor:
                 return values[part]
 
             yield replace(
@@ -153,4 +182,31 @@ class StudentRows:
                 tokens=cut(self.tokens),
                 slot=cut(self.slot),
                 index=(cut(self.index[0]), cut(self.index[1])),
+                weight=None if self.weight is None else cut(self.weight),
+                group=None if self.group is None else cut(self.group),
             )
+
+
+def _by_group(prediction: Prediction, sequence: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the order of rows by sequence, block and slot, and their blocks' numbers in it."""
+    group, slot = prediction.group[sequence, row], prediction.slot[sequence, row]
+    order = torch.arange(len(row), device=row.device)
+    for key in (slot, group, sequence):
+        order = order[key[order].argsort(stable=True)]
+    blocks = torch.stack((sequence, group), 1)[order]
+    return order, blocks.unique_consecutive(dim=0, return_inverse=True)[1]
+
+
+def _pieces(group: Tensor | None, count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where chunks of at most ``size`` rows begin and end."""
+    if group is None:
+        yield from ((start, start + size) for start in range(0, max(1, count), size))
+        return
+    sizes = group.unique_consecutive(return_counts=True)[1].tolist()
+    start = end = 0
+    for rows in sizes:
+        if end > start and end + rows - start > size:
+            yield start, end
+            start = end
+        end += rows
+    yield start, end

@@ -152,7 +152,7 @@ class DistillationStep:
         inputs = self.inputs(self.batch, teacher.features, teacher.taps, 0.0)
         prediction = self.drafter(replace(inputs, generator=generator_for("validation", number)))
         labels = label_rows(self.batch, prediction)
-        rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
+        rows = self._rows(prediction, labels)
         agree, accept = [], []
 
         def observe(chunk: LabelledRows, terms: dict[str, Tensor]) -> None:
@@ -161,7 +161,7 @@ class DistillationStep:
             accept.append(metrics.overlap(chunk))
 
         loss = ChunkedLoss(self.objective, teacher, self._generator("labels"), observe)(rows)
-        tally.add_sum("val/loss", loss, len(rows))
+        tally.add_sum("val/loss", loss, rows.total)
         blocks = metrics.blocks_of(prediction, labels.valid, self.drafter.block, rows.index)
         metrics.add_drafted(tally, torch.cat(agree), torch.cat(accept), blocks)
 
@@ -281,7 +281,7 @@ class DistillationStep:
         accuracy: bool,
     ) -> Tensor:
         """Return the loss of pass ``number``, summed over its rows and weighted."""
-        rows = StudentRows.of(prediction, labels, self.batch.tokens.shape)
+        rows = self._rows(prediction, labels)
         agree: list[Tensor] = []
 
         def observe(chunk: LabelledRows, terms: dict[str, Tensor]) -> None:
@@ -292,12 +292,17 @@ class DistillationStep:
         generator = self._generator(f"objective{number}" if number else "objective")
         loss = ChunkedLoss(self.objective, teacher, generator, observe)(rows)
         weight = self.config.unroll_decay**number
-        tally.add_sum("train/loss", weight * loss.detach(), weight * len(rows))
+        tally.add_sum("train/loss", weight * loss.detach(), weight * rows.total)
         if accuracy:
             blocks = metrics.blocks_of(prediction, labels.valid, self.drafter.block, rows.index)
             key = f"train/pass_{number + 1}/position_{{}}" if number else "train/position_{}"
             metrics.add_by_position(tally, f"{key}/accuracy", torch.cat(agree), blocks)
         return weight * loss
+
+    def _rows(self, prediction: Prediction, labels: Labels) -> StudentRows:
+        """Return the rows of a loss, as the objective wants them ordered."""
+        shape, by_group = self.batch.tokens.shape, self.objective.whole_groups
+        return StudentRows.of(prediction, labels, shape, by_group=by_group)
 
     def _tally_terms(self, tally: metrics.Tally, stage: str, terms: dict[str, Tensor]) -> None:
         for name in self.objective.weights:

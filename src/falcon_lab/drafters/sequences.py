@@ -20,6 +20,7 @@ from falcon_lab.interfaces import (
     Frontier,
     LayerPlan,
     Observation,
+    RoundContext,
     TargetLayers,
     TreeBuilder,
 )
@@ -60,6 +61,10 @@ class OneByOne:
         drafter = self.drafters[place]
         drafter.reset(first)
         drafter.reserve(self._positions, self._tree)
+
+    def begin_round(self, place: int, context: RoundContext) -> None:
+        """Tell the drafter of ``place`` what its round may spend."""
+        self.drafters[place].begin_round(context)
 
     def observe(self, place: int, observation: Observation) -> None:
         """Give an observation to the drafter of ``place``."""

@@ -21,6 +21,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     Acceptance,
     Announce,
+    BeginsRounds,
     BuildContext,
     Drafter,
     DraftOutput,
@@ -29,6 +30,7 @@ from falcon_lab.interfaces import (
     Observation,
     PassCompiler,
     Recorder,
+    RoundContext,
     RunsTarget,
     TargetLayers,
     TreeBuilder,
@@ -99,6 +101,11 @@ class Union(Drafter):
         for part in self.drafters:
             part.reset(first)
 
+    def begin_round(self, context: RoundContext) -> None:
+        """Tell every part what the round may spend."""
+        for part in self.drafters:
+            part.begin_round(context)
+
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Let every part that has a frontier make a pass."""
         return joined(
@@ -161,6 +168,10 @@ class Union(Drafter):
         )
 
     # --- auxiliary nodes ------------------------------------------------------------------------
+
+    def most_auxiliary(self, tree: TreeBuilder) -> int:
+        """Count those of all parts beside the tree that they share."""
+        return sum(part.most_auxiliary(tree) for part in self.drafters)
 
     def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
         """Return the auxiliary nodes of all parts, which do not attend to each other's."""
@@ -249,6 +260,12 @@ class UnionSequences:
         """Start a sequence at that place of every part."""
         for part in self._parts:
             part.reset(place, first)
+
+    def begin_round(self, place: int, context: RoundContext) -> None:
+        """Tell the parts that ask what the round may spend."""
+        for part in self._parts:
+            if isinstance(part, BeginsRounds):
+                part.begin_round(place, context)
 
     def observe(self, place: int, observation: Observation) -> None:
         """Let every part observe what it needs."""

@@ -27,6 +27,7 @@ from falcon_lab.interfaces.decoding import (
 )
 from falcon_lab.interfaces.drafting import (
     Announce,
+    BeginsRounds,
     BuildContext,
     Compiled,
     ComponentBuilder,
@@ -41,6 +42,7 @@ from falcon_lab.interfaces.drafting import (
     Run,
     TargetContext,
     TrainableDrafter,
+    begins_rounds,
     is_trainable,
 )
 from falcon_lab.interfaces.layers import (
@@ -67,6 +69,7 @@ __all__ = [
     "Acceptance",
     "AcceptanceRule",
     "Announce",
+    "BeginsRounds",
     "Budget",
     "BuildContext",
     "Compiled",
@@ -103,6 +106,7 @@ __all__ = [
     "TargetLayers",
     "TrainableDrafter",
     "TreeBuilder",
+    "begins_rounds",
     "is_trainable",
 ]
 

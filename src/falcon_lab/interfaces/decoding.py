@@ -7,7 +7,7 @@ nodes of a padded path.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -128,21 +128,29 @@ class DraftOutput:
         return self.over_target(self.logits, -torch.inf)
 
 
+def unknown_text(count: int) -> list[int]:
+    """Return no tokens: nobody says which text it is."""
+    del count
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What a tree builder is given when a round starts.
+    """What a tree builder is given when a round starts, and a drafter that asks for it.
 
     Attributes:
         root: 0-d long, the newest token, not yet read by the target.
         budget: what the round may spend.
         sampling: how tokens are drawn from the target (greedy or T > 0).
         generator: source of randomness for sampled proposals.
+        text: returns the newest n committed tokens, the root last; fewer where there are no more.
     """
 
     root: Tensor
     budget: Budget
     sampling: Sampling
     generator: torch.Generator
+    text: Callable[[int], list[int]] = unknown_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +162,14 @@ class RoundOutcome:
         nodes: draft tokens in the tree.
         accepted: draft tokens accepted, A.
         path: the nodes of the tree from the root to the last accepted one.
+        tree: that was verified; None where nobody says.
     """
 
     drafted: int
     nodes: int
     accepted: int
     path: Sequence[int] = ()
+    tree: TokenTree | None = None
 
 
 class TreeBuilder(ABC):

@@ -9,13 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces.decoding import Acceptance, DraftOutput, Frontier, TreeBuilder
+from falcon_lab.interfaces.decoding import (
+    Acceptance,
+    DraftOutput,
+    Frontier,
+    RoundContext,
+    TreeBuilder,
+)
 from falcon_lab.interfaces.layers import LayerPlan, TargetLayers
 from falcon_lab.interfaces.training import DrafterInputs, Prediction, Reveal
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
@@ -180,7 +186,7 @@ class Drafter(ABC):
             training (EAGLE-3, DFlash). 0 is what the first decoder layer reads (the embeddings), i
             what decoder layer i puts out, counted from 1. The last one's output is in
             ``features``, after the final norm.
-        max_auxiliary: most auxiliary nodes of a round (sizes the KV cache).
+        max_auxiliary: most auxiliary nodes of a round, whatever the tree; 0: it never has any.
         lower_layers: the target's first layers that its passes run over draft tokens
             (``TargetLayers.run`` of ``LayerPlan(last=lower_layers)``, each token attending to its
             ancestors and itself). Verification then runs the rest alone; 0: it runs all.
@@ -225,6 +231,13 @@ class Drafter(ABC):
         """
         found: DraftVocabulary | None = getattr(self, "draft_vocabulary", None)
         return found
+
+    def begin_round(self, context: RoundContext) -> None:
+        """Take in what the round may spend and how its tokens are drawn, before its first pass.
+
+        A round that drafts nothing has none. One that is asked to draft without it, as a
+        benchmark does, drafts as much as it can.
+        """
 
     # --- memory that grows with the sequence --------------------------------------------------
 
@@ -277,6 +290,13 @@ class Drafter(ABC):
         return 0
 
     # --- auxiliary nodes ----------------------------------------------------------------------
+
+    def most_auxiliary(self, tree: TreeBuilder) -> int:
+        """Return the most auxiliary nodes that there can be beside such a tree.
+
+        It sizes the KV cache, and is ``max_auxiliary`` by default.
+        """
+        return self.max_auxiliary
 
     def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
         """Return what else the target is to read together with this tree (Lookahead, SPACE).
@@ -397,6 +417,22 @@ class DraftSequences(Protocol):
     def move(self, source: int, goal: int) -> None:
         """Move the sequence of place ``source`` to place ``goal``, whose own has ended."""
         ...
+
+
+@runtime_checkable
+class BeginsRounds(Protocol):
+    """Places whose sequences learn what a round may spend: a ``Drafter.begin_round`` for each."""
+
+    def begin_round(self, place: int, context: RoundContext) -> None:
+        """Begin a round of the sequence in that place."""
+        ...
+
+
+def begins_rounds(drafter: Drafter) -> bool:
+    """Whether a drafter, or one that it is made of, has a ``begin_round`` of its own."""
+    if drafter.drafters:
+        return any(map(begins_rounds, drafter.drafters))
+    return type(drafter).begin_round is not Drafter.begin_round
 
 
 def is_trainable(drafter: object) -> bool:

@@ -60,6 +60,8 @@ class Prediction:
             heads of its own; None: ``host.head(features)``.
         hidden: ``[B, R, C]``, what ``head`` reads in place of the features, where the rows are no
             predictions of the target's.
+        weight: ``[B, R]`` float, how much each row counts in the loss, which is the weighted mean
+            (a diffusion model's bound has 1/t); None: all alike.
     """
 
     features: Tensor | None
@@ -70,6 +72,7 @@ class Prediction:
     group: Tensor
     head: Callable[[Tensor, Tensor], Tensor] | None = None
     hidden: Tensor | None = None
+    weight: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,9 @@ class LabelledRows:
             it can propose all.
         mass: ``[R']``, the target's probability of all tokens that the drafter can propose, in
             validation; None: 1.
+        group: ``[R']`` long, block of the row, for an objective with ``whole_groups``: the rows of
+            a block are neighbours then, by their slots, and a call has all that count; None: rows
+            come in any order.
     """
 
     student_features: Tensor | None
@@ -171,6 +177,7 @@ class LabelledRows:
     slot: Tensor
     known: Tensor | None = None
     mass: Tensor | None = None
+    group: Tensor | None = None
 
     def label(self, tokens: Tensor) -> Tensor:
         """Return labels ``[R']`` that the target gave, -100 in rows that are not ``known``."""
@@ -184,15 +191,19 @@ class LabelledRows:
 class Objective(ABC):
     """Turns labelled rows into named loss terms.
 
-    A term of a row depends on that row alone: the rows of a step come in as many calls as their
-    logits need room (``distillation.logits_mib``), and the terms of all calls count together.
+    A term of a row depends on that row alone, or on its block: the rows of a step come in as many
+    calls as their logits need room (``distillation.logits_mib``), and the terms of all calls count
+    together.
 
     Attributes:
         weights: term name -> weight; the loss is the weighted sum of the terms' means.
+        whole_groups: whether a term of a row depends on the other rows of its block, so that they
+            must come in one call (``LabelledRows.group``).
     """
 
     __slots__ = ()
     weights: Mapping[str, float]
+    whole_groups: bool = False
 
     @abstractmethod
     def __call__(self, rows: LabelledRows) -> dict[str, Tensor]:

@@ -71,7 +71,9 @@ def random_rows(tested: ComponentUnderTest, block: int, *, scale: float = 1.5) -
     tokens = torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
     tokens[3] = -100
     parts = draw(HIDDEN), draw(VOCABULARY), draw(HIDDEN), draw(VOCABULARY)
-    return LabelledRows(*parts, tokens, tested.generator(91), torch.arange(ROWS) % block)
+    place = torch.arange(ROWS)
+    drawn = tested.generator(91)
+    return LabelledRows(*parts, tokens, drawn, place % block, group=place // block)
 
 
 def _terms(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) -> dict[str, Tensor]:
@@ -150,18 +152,22 @@ def check_parts(tested: ComponentUnderTest, objective: Any, rows: LabelledRows) 
     """Check the terms in parts: the rows of a step come in as many calls as memory allows."""
     whole = _terms(tested, objective, _again(rows, tested))
     again = _again(rows, tested)  # its generator continues from part to part
+    size = 5
+    if objective.whole_groups:
+        assert rows.group is not None
+        size = 2 * int((rows.group == 0).sum())
     parts = [
-        _terms(tested, objective, _part(again, slice(start, start + 5)))
-        for start in range(0, ROWS, 5)
+        _terms(tested, objective, _part(again, slice(start, start + size)))
+        for start in range(0, ROWS, size)
     ]
     found = {name: torch.cat([part[name] for part in parts]) for name in whole}
     _expect_equal(
         tested,
-        "its terms in parts of 5 rows",
+        f"its terms in parts of {size} rows",
         found,
         whole,
-        "a term of a row may depend on that row alone, and take as many draws for every row; no "
-        "mean or normalisation over rows",
+        "a term of a row may depend on that row alone (on its block with whole_groups), and take "
+        "as many draws for every row; no mean or normalisation over rows",
     )
 
 

@@ -129,7 +129,7 @@ class UnionTree(TreeBuilder):
         self._odds.end_round()
         for part, (builder, tree) in enumerate(zip(self.builders, trees, strict=True)):
             own = [c.node for at in sorted(path) for c in nodes[at].claims if c.part == part]
-            of_part = RoundOutcome(tree.max_depth, tree.drafted, len(own), [0, *own])
+            of_part = RoundOutcome(tree.max_depth, tree.drafted, len(own), [0, *own], tree)
             builder.update(of_part)
 
 

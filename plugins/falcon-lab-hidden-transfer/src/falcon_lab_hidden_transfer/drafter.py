@@ -28,6 +28,7 @@ from falcon_lab.interfaces import (
     Prediction,
     Reveal,
     TrainableDrafter,
+    TreeBuilder,
 )
 from falcon_lab.model.masks import packed_mask
 from falcon_lab.tree import AuxiliaryNodes, Entrance, TokenTree
@@ -146,6 +147,10 @@ class HiddenTransfer(TrainableDrafter):
             device = frontier.tokens.device
             return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
         return DraftOutput(self._guesses[None], all_proposed=True)
+
+    def most_auxiliary(self, tree: TreeBuilder) -> int:
+        """Return k for every node of the largest tree, as far as ``MOST`` goes."""
+        return min(MOST, tree.max_nodes * self.block)
 
     def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
         """Return k pseudo positions for every node, as far as the text can still grow."""

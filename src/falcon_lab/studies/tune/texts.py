@@ -133,6 +133,11 @@ class Reader:
         """Longest path that a round may draft: decoding stops at a number of tokens."""
         return self.text.prompt + self.text.limit - 2 - self.at
 
+    def newest(self, count: int) -> list[int]:
+        """Return the newest tokens, the root last."""
+        found: list[int] = self.text.tokens[max(0, self.at + 1 - count) : self.at + 1].tolist()
+        return found
+
     def truth(self, count: int) -> list[int]:
         """Return the next tokens, at most ``count``."""
         found: list[int] = self.text.tokens[self.at + 1 : self.at + 1 + count].tolist()
@@ -173,11 +178,11 @@ def replay(
         wanted = controller.budget()
         depth = reader.limit if wanted.depth is None else min(wanted.depth, reader.limit)
         budget = Budget(depth, wanted.nodes, wanted.passes)
-        context = RoundContext(reader.root, budget, Sampling(), generator)
+        context = RoundContext(reader.root, budget, Sampling(), generator, reader.newest)
         tree, blocks = _draft(drafter, builder, controller, context)
         accepted = right(tree, reader.truth(tree.nodes))
         emitted = min(accepted + 1, reader.room)
-        controller.update(RoundOutcome(tree.max_depth, tree.drafted, accepted))
+        controller.update(RoundOutcome(tree.max_depth, tree.drafted, accepted, tree=tree))
         reader.advance(emitted)
         yield ReplayedRound(tree.drafted, blocks, emitted)
 
@@ -187,6 +192,8 @@ def _draft(
 ) -> tuple[TokenTree, tuple[int, ...]]:
     blocks: list[int] = []
     frontier: Frontier | None = builder.start(context)
+    if frontier is not None:
+        drafter.begin_round(context)
     while frontier is not None:
         output = drafter.draft(frontier)
         blocks.append(frontier.parents.shape[0])
