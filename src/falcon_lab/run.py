@@ -35,6 +35,7 @@ from falcon_lab.files import (
     remove_leftovers,
     write_atomically,
 )
+from falcon_lab.folders import finish_exchange
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.stored import read_bounded
@@ -206,8 +207,6 @@ class Run:
         """
         trains = "distil" in self.experiment.stages
         if trains:
-            from falcon_lab.drafters.saved import finish_exchange
-
             finish_exchange(self.drafter_folder)
         self.check_claim()
         write_atomically(self.folder / FACTS, json.dumps(self.facts, indent=2, sort_keys=True))

@@ -18,6 +18,7 @@ GOOD = {
     "search": "search x.yaml --method a --over tree.depth=2..4",
     "view-data": "view-data x.yaml",
     "dialogues": "dialogues --target target --out d.jsonl",
+    "export": "export runs/tiny/drafter exported --to vllm",
 }
 """Commands that take overrides, as they would be right."""
 
@@ -169,6 +170,15 @@ USAGE = [
         "chats.jsonl",
         "--out",
     ),
+    ("export runs/tiny/drafter exported", "--to", "--help"),
+    ("export runs/tiny/drafter --to vllm", "OUT", "--help"),
+    ("export nowhere exported --to vllm", "nowhere", "drafter"),
+    ("export runs/tiny/drafter exported --to nothing", "nothing", "known"),
+    ("export runs/tiny/drafter exported --to vllm --draft-tokens 0", "--draft-tokens", "--help"),
+    ("export runs/tiny/drafter x.yaml --to vllm", "x.yaml", "--help"),
+    ("import nowhere back", "nowhere", "falcon-lab export"),
+    ("import runs/tiny/drafter back", "runs/tiny/drafter", "falcon-lab export"),
+    ("import runs/tiny/drafter", "OUT", "--help"),
     ("run ''", "run", "give it a value"),
     ("evaluate ''", "evaluate", "give it a value"),
     ("evaluate target", "target", "drafter"),

@@ -34,8 +34,6 @@ DESCRIPTION = "config.json"
 """What a saved drafter is, in its folder."""
 FORMAT = 1
 """Of that description."""
-UNFINISHED = ".unfinished"
-"""Marks a drafter's folder that may be removed: one that is being written, or was replaced."""
 DEFAULT_TREES = ("chain", "static")
 
 

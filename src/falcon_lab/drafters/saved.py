@@ -1,17 +1,12 @@
 """Save and load a drafter: ``config.json``, ``model.safetensors`` and ``README.md`` in a folder.
 
-Nothing is ever unpickled. A folder is written beside its place and renamed, so that what was
-there stays whole until the new one is. Reading never writes: what a killed exchange left is read
-where it lies, and the next writer finishes it.
+Nothing is ever unpickled. A folder replaces a former one whole (``folders.py``).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,12 +14,12 @@ from falcon_lab import __version__
 from falcon_lab.config.saved import (
     DESCRIPTION,
     FORMAT,
-    UNFINISHED,
     opened_drafter,
     read_description,
 )
 from falcon_lab.errors import ConfigError, FalconLabError
-from falcon_lab.files import about, keep_former, make_folder
+from falcon_lab.files import about
+from falcon_lab.folders import replacing_folder, whole
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.builtins import SavedConfig
 from falcon_lab.stored import read_bounded
@@ -65,7 +60,7 @@ def save_drafter(
         FalconLabError: it cannot be written; what was there is still there.
     """
     state = {name: weights.detach().cpu() for name, weights in drafter.state_dict().items()}
-    return _write(Path(folder), state, _describe(node, provenance, target), card, dtype)
+    return _write(Path(folder), state, describe(node, provenance, target), card, dtype)
 
 
 def save_as(folder: Path, dtype: str) -> bool:
@@ -78,8 +73,8 @@ def save_as(folder: Path, dtype: str) -> bool:
     Raises:
         FalconLabError: a file of it is damaged, or it cannot be written.
     """
-    there = _whole(folder)
-    config, state = read_config(folder), _read_state(there / WEIGHTS)
+    there = whole(folder, CONFIG)
+    config, state = read_config(folder), read_state(there / WEIGHTS)
     wanted = {name: _stored(weights, dtype).dtype for name, weights in state.items()}
     if all(weights.dtype == wanted[name] for name, weights in state.items()):
         return False
@@ -96,27 +91,28 @@ def _stored(weights: Tensor, dtype: str) -> Tensor:
     return weights.to(getattr(torch, dtype))
 
 
+def write_state(
+    folder: Path, state: Mapping[str, Tensor], description: Mapping[str, Any], card: str
+) -> Path:
+    """Write a drafter of which all is known: weights, content of ``config.json``, card.
+
+    Raises:
+        FalconLabError: it cannot be written; what was there is still there.
+    """
+    return _write(folder, state, description, card, AS_TRAINED)
+
+
 def _write(
     folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], card: str, dtype: str
 ) -> Path:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    finish_exchange(folder)
-    fresh = _removed(folder.with_name(f".{folder.name}.new"))
     saved = {name: _stored(weights, dtype).contiguous() for name, weights in state.items()}
-    try:
-        make_folder(fresh)
-        with about(folder, also=(SafetensorError,)):
-            (fresh / UNFINISHED).touch()
-            save_file(saved, fresh / WEIGHTS, metadata={"format": "pt"})
-            (fresh / CARD).write_text(card, "utf-8")
-            (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-            _exchange(fresh, folder)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        finish_exchange(folder)
-        raise
+    with replacing_folder(folder, also=(SafetensorError,)) as fresh:
+        save_file(saved, fresh / WEIGHTS, metadata={"format": "pt"})
+        (fresh / CARD).write_text(card, "utf-8")
+        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     return folder
 
 
@@ -135,15 +131,11 @@ def load_drafter(
         FalconLabError: a file is missing or damaged, the drafter's plug-in is not installed, it
             was trained for another target, or its draft vocabulary is of another vocabulary.
     """
-    folder = _whole(Path(folder))
+    folder = whole(Path(folder), CONFIG)
     config = read_config(folder)
     trained_for = config["target"]
-    if trained_for["fingerprint"] != target.fingerprint and not force:
-        raise FalconLabError(
-            f"{folder}: this drafter was trained for {trained_for['name']} with fingerprint "
-            f"{trained_for['fingerprint']}; {target.name} has {target.fingerprint}. Load that "
-            "target, or distil a drafter for this one"
-        )
+    if not force:
+        check_trained_for(folder, trained_for, target)
     node = saved_node(folder, components)
     drafter = components.build("drafter", node, BuildContext(host=target))
     if not hasattr(drafter, "load_state_dict"):
@@ -160,6 +152,25 @@ def load_drafter(
         )
     _read_weights(folder / WEIGHTS, drafter)
     return drafter.to(device=target.device, dtype=target.dtype).eval()
+
+
+def check_trained_for(folder: Path, trained_for: Mapping[str, Any], target: Target) -> None:
+    """See that a saved drafter was trained for a target.
+
+    Args:
+        folder: is named in the error.
+        trained_for: the target of its description.
+        target: that it is to draft for.
+
+    Raises:
+        FalconLabError: it was trained for another.
+    """
+    if trained_for["fingerprint"] != target.fingerprint:
+        raise FalconLabError(
+            f"{folder}: this drafter was trained for {trained_for['name']} with fingerprint "
+            f"{trained_for['fingerprint']}; {target.name} has {target.fingerprint}. Load that "
+            "target, or distil a drafter for this one"
+        )
 
 
 def saved_drafter(config: SavedConfig, context: BuildContext) -> Any:
@@ -190,7 +201,7 @@ def refuse_other_target(folder: Path, stand_in: Target) -> None:
     Raises:
         FalconLabError: its weights are missing, or it was trained for a target of another shape.
     """
-    folder = _whole(folder)
+    folder = whole(folder, CONFIG)
     trained_for = read_config(folder)["target"]
     if not (folder / WEIGHTS).is_file():
         raise FalconLabError(f"{folder / WEIGHTS} is missing; save the drafter again")
@@ -207,7 +218,7 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     Raises:
         FalconLabError: it is missing or is not one of ours.
     """
-    return read_description(_whole(Path(folder)))
+    return read_description(whole(Path(folder), CONFIG))
 
 
 def saved_node(folder: Path | str, components: Components) -> dict[str, Any]:
@@ -223,9 +234,10 @@ def saved_node(folder: Path | str, components: Components) -> dict[str, Any]:
         raise error.at(str(Path(folder) / CONFIG)) from None
 
 
-def _describe(
+def describe(
     node: Mapping[str, Any], provenance: Mapping[str, Any], target: Target
 ) -> dict[str, Any]:
+    """Return the content of a saved drafter's ``config.json``."""
     return {
         "format": FORMAT,
         "falcon_lab": __version__,
@@ -244,7 +256,12 @@ def _describe(
 # --- weights ------------------------------------------------------------------------------------
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Return the weights in a file.
+
+    Raises:
+        FalconLabError: it is missing or damaged.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -260,15 +277,29 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _read_weights(path: Path, drafter: nn.Module) -> None:
-    state = _read_state(path)
-    if reason := _misfit(state, drafter.state_dict()):
-        raise FalconLabError(
-            f"{path} does not fit its {CONFIG}: {reason}; copy both again, or save it again"
-        )
+    state = read_state(path)
+    check_state(state, drafter, path)
     try:
         drafter.load_state_dict(state)
     except FalconLabError as error:
         raise FalconLabError(f"{path}: {error}") from None
+
+
+def check_state(state: Mapping[str, Tensor], drafter: nn.Module, path: Path) -> None:
+    """See that weights are those of a drafter.
+
+    Args:
+        state: the weights.
+        drafter: was built by its description.
+        path: where they were read.
+
+    Raises:
+        FalconLabError: they are not.
+    """
+    if reason := _misfit(state, drafter.state_dict()):
+        raise FalconLabError(
+            f"{path} does not fit its {CONFIG}: {reason}; copy both again, or save it again"
+        )
 
 
 def _misfit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
@@ -284,69 +315,3 @@ def _misfit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
         if not bool(found.isfinite().all()):
             return f"{name} holds numbers that are not finite"
     return next((f"{name} is one too many" for name in state if name not in expected), "")
-
-
-# --- exchanging folders -------------------------------------------------------------------------
-
-
-def _exchange(fresh: Path, folder: Path) -> None:
-    """Rename ``fresh`` to ``folder``; if that is killed, ``finish_exchange`` completes it.
-
-    A folder that holds more than a saved drafter is kept beside it.
-    """
-    if folder.is_dir() and {file.name for file in folder.iterdir()} <= PARTS:
-        (folder / UNFINISHED).touch()
-        folder.rename(_set_aside(folder))
-    else:
-        keep_former(folder)
-    fresh.rename(folder)
-    (folder / UNFINISHED).unlink()
-    _removed(_set_aside(folder))
-
-
-PARTS = {CONFIG, WEIGHTS, CARD, UNFINISHED}
-"""Files of a saved drafter; nothing else is ever removed."""
-
-
-def finish_exchange(folder: Path) -> None:
-    """Restore the old folder, or remove it, after an exchange that was killed; take the mark away.
-
-    Raises:
-        FalconLabError: what is there was not set aside by an exchange.
-    """
-    old, mark = _set_aside(folder), folder / UNFINISHED
-    with about(folder):
-        if not folder.exists() and (old / UNFINISHED).exists():
-            old.rename(folder)
-        if mark.exists():  # a folder of that name is whole
-            mark.unlink()
-    _removed(old)
-
-
-def _removed(path: Path) -> Path:
-    """Remove a folder that was marked for it, the mark last, or an empty one; return its path.
-
-    Raises:
-        FalconLabError: something else is there.
-    """
-    there = {file.name for file in path.iterdir()} if path.is_dir() else set[str]()
-    if UNFINISHED in there or (path.is_dir() and not there):
-        with suppress(OSError):
-            for name in there & PARTS - {UNFINISHED}:
-                (path / name).unlink()
-            shutil.rmtree(path)
-    elif os.path.lexists(path):
-        raise FalconLabError(
-            f"{path}: is in the way of saving a drafter; move it, or remove it if nobody needs it"
-        )
-    return path
-
-
-def _whole(folder: Path) -> Path:
-    """Return where a drafter lies: in its folder, or set aside where an exchange was killed."""
-    old = _set_aside(folder)
-    return old if not folder.exists() and (old / CONFIG).is_file() else folder
-
-
-def _set_aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")

@@ -45,6 +45,7 @@ from falcon_lab.interfaces.drafting import (
     begins_rounds,
     is_trainable,
 )
+from falcon_lab.interfaces.exporting import Exported, ExportFormat, TrainedDrafter
 from falcon_lab.interfaces.layers import (
     DraftTokens,
     LayerPlan,
@@ -82,6 +83,8 @@ __all__ = [
     "DrafterHost",
     "DrafterInputs",
     "EngineContext",
+    "ExportFormat",
+    "Exported",
     "Frontier",
     "GlanceRows",
     "GlancingSchedule",
@@ -105,6 +108,7 @@ __all__ = [
     "TargetContext",
     "TargetLayers",
     "TrainableDrafter",
+    "TrainedDrafter",
     "TreeBuilder",
     "begins_rounds",
     "is_trainable",

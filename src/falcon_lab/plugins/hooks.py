@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,8 @@ class Component:
     distribution: str
     version: str
     entry_point: str = ""
+    exports: tuple[tuple[str, Builder], ...] = ()
+    """Of a drafter: format of another program -> its ``ExportFormat``, made without arguments."""
 
     @property
     def full_name(self) -> str:
@@ -137,9 +139,20 @@ class Register:
         """
         self._add("target", name, build, config)
 
-    def drafter(self, name: str, build: Builder, *, config: type | None = None) -> None:
-        """Add a ``Drafter``."""
-        self._add("drafter", name, build, config)
+    def drafter(
+        self,
+        name: str,
+        build: Builder,
+        *,
+        config: type | None = None,
+        exports: Mapping[str, Builder] | None = None,
+    ) -> None:
+        """Add a ``Drafter``.
+
+        ``exports`` says as what ``falcon-lab export`` can write one that was trained: name of a
+        format -> a subclass of ``ExportFormat``.
+        """
+        self._add("drafter", name, build, config, exports)
 
     def schedule(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add a ``GlancingSchedule``."""
@@ -195,7 +208,14 @@ class Register:
             raise ValueError(f"{path!r} is no absolute path; begin with Path(__file__).parent")
         return Path(path)
 
-    def _add(self, kind: str, name: str, build: Builder | Path, config: type | None) -> None:
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        build: Builder | Path,
+        config: type | None,
+        exports: Mapping[str, Builder] | None = None,
+    ) -> None:
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
             raise ValueError(f"{kind} name {name!r}: use letters, digits, '-', '_' and '.'")
         if len(name) > LONGEST_NAME:
@@ -204,11 +224,13 @@ class Register:
             raise ValueError(f"{kind} {name!r} is registered twice")
         if config is not None and not (isinstance(config, type) and is_dataclass(config)):
             raise ValueError(f"{kind} {name!r}: config must be a dataclass, not {config!r}")
-        named = isinstance(build, str) and re.fullmatch(r"[\w.]+:[\w.]+", build)
-        if not (isinstance(build, Path) or callable(build) or named):
-            raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
+        formats = tuple((exports or {}).items())
+        for each in (build, *(made for _, made in formats)):
+            named = isinstance(each, str) and re.fullmatch(r"[\w.]+:[\w.]+", each)
+            if not (isinstance(each, Path) or callable(each) or named):
+                raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
         name = str.__str__(name)  # of an enumeration, or of a class that compares otherwise
-        self.components.append(Component(kind, name, build, config, *self._origin))
+        self.components.append(Component(kind, name, build, config, *self._origin, formats))
 
 
 @hookspec

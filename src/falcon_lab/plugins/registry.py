@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean, join
 from falcon_lab.fields import options, refuse_unusable
@@ -18,7 +18,7 @@ from falcon_lab.plugins.foreign import CTRL_C, PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
-    from falcon_lab.interfaces import BuildContext, EngineContext, TargetContext
+    from falcon_lab.interfaces import BuildContext, EngineContext, ExportFormat, TargetContext
 
 
 DEEPEST = 20
@@ -165,6 +165,42 @@ class Components:
     def provide(self, kind: str, part: Any, context: BuildContext) -> Any:
         """Return a component that is there already, or build the one that a node describes."""
         return self.build(kind, part, context) if isinstance(part, Mapping) else part
+
+    def options(self, kind: str, node: Mapping[str, Any]) -> Any:
+        """Return the options of a node as its component's dataclass; None where it has none.
+
+        Raises:
+            ConfigError: as ``check``.
+        """
+        component = self.named(kind, node, kind)
+        with _options_of(component, kind):
+            return _config_of(component, node, kind)
+
+    def export_format(self, drafter: str, name: str) -> ExportFormat:
+        """Return a format in which a kind of drafter can be written for other programs.
+
+        Raises:
+            FalconLabError: there is none of that name, or its class cannot be imported.
+        """
+        component = self.find("drafter", drafter)
+        formats = dict(component.exports)
+        if name not in formats:
+            raise FalconLabError(self._no_export(component, name))
+        make = _builder(dataclasses.replace(component, build=formats[name]))
+        with _code_of(component, f"making the format {name} of"):
+            return cast("ExportFormat", make())
+
+    def _no_export(self, component: Component, name: str) -> str:
+        known = {each: None for c in self.components for each, _ in c.exports}
+        if name not in known:
+            return f"no format named {name!r}{did_you_mean(name, list(known), all_of_them=True)}"
+        if own := [each for each, _ in component.exports]:
+            listed = ", ".join(own)
+            return f"drafter {component.name} cannot be written as {name}; it can be as {listed}"
+        return (
+            f"drafter {component.name} cannot be written as {name}: no engine hosts one of its "
+            "kind; falcon_lab.export.generate runs it inside model.generate of transformers"
+        )
 
     def provenance(self, kind: str, node: Mapping[str, Any]) -> dict[str, Any]:
         """Return what to write down about a component: name, distribution, version.

@@ -105,6 +105,18 @@ def target_folder(name: str, recipe: PretrainingConfig) -> Path:
     return cached("targets", name, recipe_fingerprint(recipe))
 
 
+def place_of_target(config: TargetConfig, components: Components | None = None) -> str:
+    """Return where other programs find a target: a hub id, or the path of a folder or a file.
+
+    Raises:
+        FalconLabError: as ``source_of``.
+    """
+    source = source_of(config, components=components)
+    if isinstance(source, PretrainingConfig):
+        return str(target_folder(config.name, source))
+    return str(Path(source).resolve()) if Path(source).exists() else source
+
+
 def ensure_target(
     config: TargetConfig, announce: Announce = log.info, components: Components | None = None
 ) -> Any:

@@ -38,5 +38,14 @@ class Eagle3Config(DraftVocabularyOption):
 def register_components(register: Register) -> None:
     """Register the drafters, and the tree that EAGLE was published with."""
     register.drafter("eagle", "falcon_lab_eagle.eagle:EagleDrafter", config=EagleConfig)
-    register.drafter("eagle3", "falcon_lab_eagle.eagle3:Eagle3Drafter", config=Eagle3Config)
+    register.drafter(
+        "eagle3",
+        "falcon_lab_eagle.eagle3:Eagle3Drafter",
+        config=Eagle3Config,
+        exports={
+            "vllm": "falcon_lab_eagle.exports:Eagle3Vllm",
+            "speculators": "falcon_lab_eagle.exports:Eagle3Speculators",
+            "sglang": "falcon_lab_eagle.exports:Eagle3Sglang",
+        },
+    )
     register.template("eagle1", "falcon_lab_eagle.tree:published_tree")

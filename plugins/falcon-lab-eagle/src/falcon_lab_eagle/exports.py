@@ -1,0 +1,286 @@
+"""EAGLE's heads as vLLM, SGLang and speculators read them.
+
+Layer ids: our tap i is what layer i puts out, counted from 1 (0: the embeddings). vLLM and
+speculators number as we do; SGLang adds one to what it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+from falcon_lab.export.mapping import (
+    IDS,
+    dtype_of,
+    ids_of,
+    plain_tables,
+    renamed,
+    reversed_names,
+    token_ids,
+    vocabulary_maps,
+    without,
+)
+from falcon_lab.interfaces import Exported, ExportFormat, TrainedDrafter
+from falcon_lab_eagle.eagle3 import default_taps, layer_config
+
+TAPS = 3
+"""Layers that engines read for EAGLE-3."""
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+
+
+def eagle3_names(layer: str) -> dict[str, str]:
+    """Return our names of EAGLE-3's weights and the engines', whose decoder layer is ``layer``."""
+    ours = "backbone.base"
+    return {
+        "mix.weight": "fc.weight",
+        "norm.weight": "norm.weight",
+        f"{ours}.embedding_norm.weight": f"{layer}.input_layernorm.weight",
+        f"{ours}.hidden_norm.weight": f"{layer}.hidden_norm.weight",
+        f"{ours}.mlp_norm.weight": f"{layer}.post_attention_layernorm.weight",
+        **{f"{ours}.attention.{n}.weight": f"{layer}.self_attn.{n}.weight" for n in PROJECTIONS},
+        **{f"{ours}.mlp.{n}.weight": f"{layer}.mlp.{n}.weight" for n in FEED_FORWARD},
+    }
+
+
+class Eagle3Format(ExportFormat):
+    """What the engines' formats of EAGLE-3 share.
+
+    Attributes:
+        layer: what they call the decoder layer.
+    """
+
+    layer = "midlayer"
+
+    def write(self, drafter: TrainedDrafter) -> Exported:
+        """Map names and configuration; rows of the target's LM head come along where needed."""
+        taps = self.checked_taps(drafter)
+        ours = dict(drafter.tensors)
+        ids, head = ours.pop(IDS, None), ours.pop("head.weight", None)
+        tensors = renamed(ours, eagle3_names(self.layer))
+        tables = plain_tables(drafter.host)
+        if head is None and ids is not None:
+            head = tables.head[ids].to(tensors["norm.weight"].dtype)
+        if head is not None:
+            tensors["lm_head.weight"] = head
+        if ids is not None:
+            tensors |= vocabulary_maps(ids, drafter.host.vocab_size)
+        return Exported(self.config(drafter, taps, tensors), tensors)
+
+    def checked_taps(self, drafter: TrainedDrafter) -> list[int]:
+        """Return the layers that are read, as the format numbers them.
+
+        Raises:
+            FalconLabError: the format cannot say them.
+        """
+        named = drafter.config.taps
+        taps = list(default_taps(drafter.host.config.num_hidden_layers) if named is None else named)
+        if len(taps) != TAPS:
+            raise FalconLabError(
+                f"the drafter reads the layers {taps}, and {self.engines} reads {TAPS} of them; "
+                f"train one with drafter.taps=[…] of {TAPS} layers"
+            )
+        if sorted(taps) != taps:
+            raise FalconLabError(
+                f"the drafter reads the layers {taps}, and {self.engines} gives them in ascending "
+                "order; train one with ascending drafter.taps"
+            )
+        return taps
+
+    def config(
+        self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return ``config.json``."""
+        has_ids = "d2t" in tensors
+        drafted = len(tensors["d2t"]) if has_ids else drafter.host.vocab_size
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            **llama_layer(drafter),
+            "dtype": dtype_of(tensors),
+            "torch_dtype": dtype_of(tensors),
+            "draft_vocab_size": drafted,
+            "tie_word_embeddings": False,
+            "norm_before_residual": False,
+            "target_hidden_size": drafter.host.hidden_size,
+        }
+
+    def read(self, exported: Exported, config: Any) -> dict[str, Tensor]:
+        """Map the names back; what comes from the target is left out."""
+        tensors = dict(exported.tensors)
+        offsets, head = tensors.pop("d2t", None), tensors.pop("lm_head.weight", None)
+        tensors = without(tensors, "t2d", "embed_tokens.weight")
+        ours = renamed(tensors, reversed_names(eagle3_names(self.layer)))
+        if config.head == "own":
+            if head is None:
+                raise FalconLabError("among its tensors lm_head.weight is missing")
+            ours["head.weight"] = head
+        if offsets is not None:
+            ours[IDS] = ids_of(offsets)
+        return ours
+
+
+def llama_layer(drafter: TrainedDrafter) -> dict[str, Any]:
+    """Return the decoder layer of EAGLE-3 as the configuration of a Llama of one layer."""
+    host, made = drafter.host, layer_config(drafter.host)
+    theta = made.rope_parameters["rope_theta"]
+    return {
+        "model_type": "llama",
+        "vocab_size": host.vocab_size,
+        "hidden_size": host.hidden_size,
+        "intermediate_size": made.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": made.num_attention_heads,
+        "num_key_value_heads": made.num_key_value_heads,
+        "head_dim": made.head_dim,
+        "hidden_act": made.hidden_act,
+        "rms_norm_eps": made.rms_norm_eps,
+        "rope_theta": theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "max_position_embeddings": host.max_positions,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **token_ids(host.config),
+    }
+
+
+class Eagle3Vllm(Eagle3Format):
+    """EAGLE-3 for vLLM's ``LlamaForCausalLMEagle3``."""
+
+    engines = "vLLM (0.32 and 0.33)"
+    tags = ("eagle3", "vllm")
+
+    def config(
+        self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return ``config.json``, in which layer i is our tap i."""
+        return {
+            **super().config(drafter, taps, tensors),
+            "eagle_aux_hidden_state_layer_ids": taps,
+        }
+
+    def serving(self, folder: str, drafter: TrainedDrafter) -> str:
+        """Return the command line."""
+        return vllm_command(folder, drafter, "eagle3")
+
+
+def vllm_command(folder: str, drafter: TrainedDrafter, method: str) -> str:
+    """Return how vLLM serves a target with a drafter beside it."""
+    speculative = (
+        f'{{"method": "{method}", "model": "{folder}", '
+        f'"num_speculative_tokens": {drafter.draft_tokens}}}'
+    )
+    return f"```\nvllm serve {drafter.place} --speculative-config '{speculative}'\n```"
+
+
+class Eagle3Sglang(Eagle3Format):
+    """EAGLE-3 for SGLang's ``LlamaForCausalLMEagle3``."""
+
+    engines = "SGLang (0.5.23)"
+    tags = ("eagle3", "sglang")
+
+    def checked_taps(self, drafter: TrainedDrafter) -> list[int]:
+        """Return the taps less one, which SGLang adds."""
+        taps = super().checked_taps(drafter)
+        if taps[0] == 0:
+            raise FalconLabError(
+                f"the drafter reads the layers {taps}, and SGLang cannot be told of the embeddings "
+                "(0); train one with drafter.taps from 1 on"
+            )
+        return [tap - 1 for tap in taps]
+
+    def config(
+        self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return ``config.json``; without an LM head of its own the target's is taken for null."""
+        found = super().config(drafter, taps, tensors)
+        if "lm_head.weight" not in tensors:
+            found["draft_vocab_size"] = None
+        return {
+            **found,
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": taps,
+                "use_aux_hidden_state": True,
+            },
+        }
+
+    def serving(self, folder: str, drafter: TrainedDrafter) -> str:
+        """Return the command line; SGLang counts the root among the draft tokens."""
+        return (
+            f"```\npython -m sglang.launch_server --model-path {drafter.place} "
+            f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {folder} "
+            f"--speculative-num-steps {drafter.draft_tokens} --speculative-eagle-topk 1 "
+            f"--speculative-num-draft-tokens {drafter.draft_tokens + 1}\n```"
+        )
+
+
+class Eagle3Speculators(Eagle3Format):
+    """EAGLE-3 for ``Eagle3DraftModel`` of speculators, whose folder vLLM serves by itself."""
+
+    engines = "speculators (0.9) and vLLM"
+    tags = ("eagle3", "vllm", "speculators")
+    layer = "layers.0"
+
+    def write(self, drafter: TrainedDrafter) -> Exported:
+        """Add the target's embeddings and LM head, which its class holds."""
+        found = super().write(drafter)
+        tables, dtype = plain_tables(drafter.host), found.tensors["norm.weight"].dtype
+        everything = torch.arange(drafter.host.vocab_size)
+        maps = vocabulary_maps(everything, drafter.host.vocab_size)
+        given = {
+            "embed_tokens.weight": tables.embeddings.to(dtype),
+            "lm_head.weight": tables.head.to(dtype),
+            **maps,
+        }
+        return Exported(found.config, given | found.tensors)
+
+    def config(
+        self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return ``config.json``, in which layer i is our tap i."""
+        of_engines = super().config(drafter, taps, tensors)
+        config = drafter.host.model.config
+        return {
+            "architectures": ["Eagle3DraftModel"],
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.9.0",
+            "draft_vocab_size": of_engines["draft_vocab_size"],
+            "norm_before_residual": False,
+            "target_hidden_size": None,
+            "eagle_aux_hidden_state_layer_ids": taps,
+            "tie_word_embeddings": False,
+            "dtype": of_engines["dtype"],
+            "transformer_layer_config": llama_layer(drafter),
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [
+                    {
+                        "proposal_type": "greedy",
+                        "speculative_tokens": drafter.draft_tokens,
+                        "verifier_accept_k": 1,
+                        "accept_tolerance": 0.0,
+                    }
+                ],
+                "verifier": {
+                    "name_or_path": drafter.place,
+                    "architectures": list(
+                        config.architectures or [type(drafter.host.model).__name__]
+                    ),
+                },
+            },
+        }
+
+    def read(self, exported: Exported, config: Any) -> dict[str, Tensor]:
+        """Map the names back; a draft vocabulary of all tokens is none."""
+        offsets = exported.tensors.get("d2t")
+        if offsets is not None and not offsets.any() and config.draft_vocabulary is None:
+            exported = Exported(exported.config, without(exported.tensors, "d2t"))
+        return super().read(exported, config)
+
+    def serving(self, folder: str, drafter: TrainedDrafter) -> str:
+        """Return the command line; the folder names its target."""
+        return f"```\nvllm serve {folder}\n```"

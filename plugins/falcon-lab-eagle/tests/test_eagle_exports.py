@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle_cases import KNOWN, target, text
+from torch import Tensor
+from torch.nn import functional
+
+from falcon_lab import testing
+from falcon_lab.drafters.saved import save_drafter
+from falcon_lab.errors import FalconLabError
+from falcon_lab.export.folder import Export, import_drafter, read_exported, read_origin
+from falcon_lab.interfaces import Exported, Frontier, Observation
+
+FORMATS = ("vllm", "speculators", "sglang")
+NODES: dict[str, dict[str, Any]] = {
+    "target's head": {"name": "eagle3"},
+    "own head": {"name": "eagle3", "taps": [1, 2, 3], "head": "own"},
+    "draft vocabulary": {"name": "eagle3", "draft_vocabulary": 9},
+    "both": {"name": "eagle3", "draft_vocabulary": 9, "head": "own"},
+}
+
+
+def saved(folder: Path, node: dict[str, Any]) -> Any:
+    """A drafter with moved weights, and its folder."""
+    made = testing.build_drafter(target(), node, components=KNOWN, seed=3, stir=0.1)
+    node = KNOWN.check("drafter", node, "drafter")
+    provenance = KNOWN.provenance("drafter", node)
+    save_drafter(
+        folder, made, node=node, provenance=provenance, target=target(), card="# the card\n"
+    )
+    return made
+
+
+def exported(folder: Path, name: str, out: Path) -> Export:
+    """A drafter's folder as a format, written."""
+    made = Export.of(folder, name, target(), "org/target", KNOWN, 4)
+    made.write(out)
+    return made
+
+
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_imported_is_what_was_exported_bit_for_bit(
+    tmp_path: Path, name: str, node: str
+) -> None:
+    before, out, after = (tmp_path / each for each in ("before", "out", "after"))
+    saved(before, NODES[node])
+    made = exported(before, name, out)
+    assert made.differences(out) == []
+    import_drafter(out, read_origin(out), after, target(), KNOWN)
+    for file in ("config.json", "model.safetensors", "README.md"):
+        assert (after / file).read_bytes() == (before / file).read_bytes()
+    assert "speculative-decoding" in (out / "README.md").read_text()
+    assert "org/target" in (out / "README.md").read_text()
+
+
+class Reader:
+    """EAGLE-3 as engines compute it, from a folder and the target's tables alone.
+
+    A chain's first pass over a whole text, without a cache.
+    """
+
+    def __init__(self, exported: Exported, layer: str = "midlayer") -> None:
+        self.config = exported.config.get("transformer_layer_config", exported.config)
+        self.weights, self.layer = exported.tensors, layer
+
+    def norm(self, name: str, rows: Tensor) -> Tensor:
+        scale = (rows.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"]).rsqrt()
+        return rows * scale * self.weights[f"{name}.weight"]
+
+    def product(self, name: str, rows: Tensor) -> Tensor:
+        return functional.linear(rows, self.weights[f"{name}.weight"])
+
+    def turned(self, rows: Tensor) -> Tensor:
+        """Rotary embeddings of ``[heads, T, D]``."""
+        half = rows.shape[-1] // 2
+        powers = -torch.arange(half) / half
+        angles = torch.arange(rows.shape[1])[:, None] * self.config["rope_theta"] ** powers
+        pairs = torch.complex(rows[..., :half], rows[..., half:])
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+    def heads(self, name: str, rows: Tensor) -> Tensor:
+        return (
+            self.product(f"{self.layer}.self_attn.{name}", rows)
+            .unflatten(-1, (-1, self.config["head_dim"]))
+            .transpose(0, 1)
+        )
+
+    def logits(self, tokens: Tensor, layers: Tensor) -> Tensor:
+        """Of the tokens after the last, ``[V]``, by ``[T]`` tokens and ``[T, 3, H]`` layers."""
+        host, layer = target().model, self.layer
+        embedded = host.get_input_embeddings().weight[tokens]
+        hidden = self.product("fc", layers.flatten(1))
+        rows = [
+            self.norm(f"{layer}.input_layernorm", embedded),
+            self.norm(f"{layer}.hidden_norm", hidden),
+        ]
+        both = torch.cat(rows, dim=-1)
+        query, key = (self.turned(self.heads(name, both)) for name in ("q_proj", "k_proj"))
+        seen = functional.scaled_dot_product_attention(
+            query, key, self.heads("v_proj", both), is_causal=True, enable_gqa=True
+        )
+        hidden = hidden + self.product(f"{layer}.self_attn.o_proj", seen.transpose(0, 1).flatten(1))
+        inner = self.norm(f"{layer}.post_attention_layernorm", hidden)
+        gate = functional.silu(self.product(f"{layer}.mlp.gate_proj", inner))
+        up = self.product(f"{layer}.mlp.up_proj", inner)
+        hidden = self.norm("norm", hidden + self.product(f"{layer}.mlp.down_proj", gate * up))
+        table = self.weights.get("lm_head.weight", host.get_output_embeddings().weight)
+        logits, offsets = hidden[-1] @ table.T, self.weights.get("d2t")
+        if offsets is None:
+            return logits
+        spread = torch.full((host.config.vocab_size,), -torch.inf)
+        return spread.index_copy(0, torch.arange(len(offsets)) + offsets, logits)
+
+
+def layer_ids(config: dict[str, Any]) -> list[int]:
+    """The layers that an engine gives, as it numbers what layers put out (0: the embeddings)."""
+    if "eagle_config" in config:
+        return [i + 1 for i in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
+    found: list[int] = config["eagle_aux_hidden_state_layer_ids"]
+    return found
+
+
+def drafted_by_an_engine(found: Exported, tokens: Tensor, *, off: int = 0) -> Tensor:
+    states = target().model(tokens[None], output_hidden_states=True).hidden_states
+    layers = torch.stack([states[i + off][0] for i in layer_ids(found.config)], dim=1)
+    layer = "layers.0" if "speculators_config" in found.config else "midlayer"
+    return Reader(found, layer).logits(tokens[1:], layers[:-1])
+
+
+@pytest.mark.parametrize("node", ["target's head", "both"])
+@pytest.mark.parametrize("name", FORMATS)
+@torch.no_grad()
+def test_a_reader_that_knows_the_folder_alone_drafts_the_same(
+    tmp_path: Path, name: str, node: str
+) -> None:
+    made = saved(tmp_path / "drafter", NODES[node]).eval()
+    exported(tmp_path / "drafter", name, tmp_path / "out")
+    tokens = text(9)
+    states = target().model(tokens[None], output_hidden_states=True).hidden_states
+    taps = torch.stack([states[tap][0] for tap in made.taps], dim=1)
+    made.reset(tokens[0])
+    made.observe(Observation(tokens[1:], None, taps=taps[:-1]))
+    drafted = made.draft(Frontier.root(torch.device("cpu")))
+    logits = drafted.logits[0, 0]
+    if drafted.vocabulary is not None:
+        logits = drafted.vocabulary.spread(logits, -torch.inf)
+    found = read_exported(tmp_path / "out")
+    torch.testing.assert_close(drafted_by_an_engine(found, tokens), logits, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(drafted_by_an_engine(found, tokens, off=-1), logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_layer_ids_that_are_off_by_one_are_found(tmp_path: Path, name: str) -> None:
+    saved(tmp_path / "drafter", NODES["target's head"])
+    made = exported(tmp_path / "drafter", name, tmp_path / "out")
+    config = tmp_path / "out" / "config.json"
+    ids = made.form.write(made.trained).config
+    ids = ids.get("eagle_config", ids)["eagle_aux_hidden_state_layer_ids"]
+    wrong = [each + 1 for each in ids]
+    compact = config.read_text().replace(" ", "").replace("\n", "")
+    listed = ",".join(map(str, ids))
+    assert f"[{listed}]" in compact
+    config.write_text(compact.replace(f"[{listed}]", f"[{','.join(map(str, wrong))}]"))
+    [line] = made.differences(tmp_path / "out")
+    assert "layer_ids" in line
+    assert str(ids) in line
+    origin = read_origin(tmp_path / "out")
+    with pytest.raises(FalconLabError, match="layer_ids"):
+        import_drafter(tmp_path / "out", origin, tmp_path / "back", target(), KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("name", "taps", "said"),
+    [
+        ("vllm", [1, 3], "reads 3 of them"),
+        ("speculators", [0, 1, 2, 3], "reads 3 of them"),
+        ("vllm", [3, 1, 2], "ascending"),
+        ("sglang", [0, 1, 2], "embeddings"),
+    ],
+)
+def test_taps_that_a_format_cannot_say_are_refused(
+    tmp_path: Path, name: str, taps: list[int], said: str
+) -> None:
+    saved(tmp_path / "drafter", {"name": "eagle3", "taps": taps})
+    with pytest.raises(FalconLabError, match=said):
+        exported(tmp_path / "drafter", name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_scales_its_embeddings_is_refused(tmp_path: Path) -> None:
+    gemma = testing.tiny_target("gemma3", vocab=12, layers=4)
+    made = testing.build_drafter(gemma, {"name": "eagle3"}, components=KNOWN)
+    node = KNOWN.check("drafter", {"name": "eagle3"}, "drafter")
+    provenance = KNOWN.provenance("drafter", node)
+    save_drafter(tmp_path / "d", made, node=node, provenance=provenance, target=gemma, card="")
+    export = Export.of(tmp_path / "d", "vllm", gemma, "org/target", KNOWN, 4)
+    with pytest.raises(FalconLabError, match="scales"):
+        export.write(tmp_path / "out")
+
+
+def test_a_folder_that_was_copied_in_part_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "drafter", NODES["own head"])
+    exported(tmp_path / "drafter", "vllm", tmp_path / "out")
+    weights = tmp_path / "out" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-20])
+    with pytest.raises(FalconLabError, match=r"safetensors is not whole"):
+        read_origin(tmp_path / "out")
+    weights.unlink()
+    with pytest.raises(FalconLabError, match=r"safetensors is missing"):
+        read_origin(tmp_path / "out")

@@ -1,0 +1,125 @@
+"""``export`` and ``import``: a drafter as other programs read it, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from falcon_lab.commands.arguments import (
+    FOLDER,
+    OVERRIDABLE,
+    files,
+    overrides_of,
+    progress,
+    quick_defaults,
+    settings,
+)
+from falcon_lab.config.load import load_experiment
+from falcon_lab.config.overrides import plain_overrides
+from falcon_lab.config.saved import decoding_experiment, opened_drafter
+from falcon_lab.errors import FalconLabError
+from falcon_lab.files import check_place
+
+DRAFTED = click.IntRange(1, 1000)
+
+drafter_argument = click.argument("drafter", shell_complete=files)
+overrides_argument = click.argument(
+    "overrides", nargs=-1, type=click.UNPROCESSED, metavar="[target.KEY=VALUE]..."
+)
+
+
+@click.command("export", context_settings=OVERRIDABLE)
+@drafter_argument
+@click.argument("out", type=FOLDER)
+@click.option("--to", "name", required=True, help="vllm, speculators, sglang, …")
+@click.option(
+    "--draft-tokens",
+    type=DRAFTED,
+    default=4,
+    show_default=True,
+    help="Of a round, for the commands of its card and where the format says it.",
+)
+@click.option("--verify", is_flag=True, help="Write nothing; see whether OUT is what would be.")
+@settings("target")
+@overrides_argument
+def export_command(
+    drafter: str,
+    out: Path,
+    name: str,
+    draft_tokens: int,
+    verify: bool,
+    target: str | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Write a saved drafter into OUT as another program reads it, with a card.
+
+    DRAFTER is its folder or a name. The target must be there: formats take its sizes, its place,
+    and rows of its LM head. With --verify, exit with 1 where OUT is something else.
+    """
+    from falcon_lab.drafters.saved import saved_node
+    from falcon_lab.plugins.discovery import load_components
+
+    components = load_components()
+    given = overrides_of({"target": target}, overrides)
+    experiment = decoding_experiment(drafter, given, quick_defaults("export"))
+    with opened_drafter(drafter, components) as folder:
+        components.export_format(saved_node(folder, components)["name"], name)
+        if not verify:
+            check_out(out, folder)
+
+        from falcon_lab.export.folder import Export
+        from falcon_lab.pretraining.target import ensure_target, place_of_target
+
+        model = ensure_target(experiment.target, progress, components)
+        place = place_of_target(experiment.target, components)
+        export = Export.of(folder, name, model, place, components, draft_tokens)
+        if not verify:
+            click.echo(f"wrote {export.write(out)} for {export.form.engines}")
+            return
+        lines = export.differences(out)
+    for line in lines:
+        click.echo(f"{out}: {line}")
+    if not lines:
+        click.echo(f"{out} is what would be written for {export.form.engines}")
+    click.get_current_context().exit(1 if lines else 0)
+
+
+def check_out(out: Path, source: Path) -> None:
+    """Refuse a folder that cannot be written, or that is the one that is read.
+
+    Raises:
+        FalconLabError: with the reason.
+    """
+    check_place(out, folder=True)
+    if out.resolve() == source.resolve():
+        raise FalconLabError(f"{out}: is the folder that is read; choose another for the result")
+
+
+@click.command("import", context_settings=OVERRIDABLE)
+@click.argument("folder", type=FOLDER)
+@click.argument("out", type=FOLDER)
+@settings("target")
+@overrides_argument
+def import_command(folder: Path, out: Path, target: str | None, overrides: tuple[str, ...]) -> None:
+    """Make a saved drafter in OUT of a FOLDER that export has written, bit for bit.
+
+    A folder that was changed since, as by other layer ids, is refused with what is wrong.
+    """
+    from falcon_lab.export.folder import import_drafter, read_origin
+    from falcon_lab.plugins.discovery import load_components
+    from falcon_lab.pretraining.target import ensure_target
+
+    components = load_components()
+    origin = read_origin(folder)
+    check_out(out, folder)
+    known = {f"target.{key}": origin.drafter["target"].get(key) for key in ("name", "revision")}
+    known = {key: value for key, value in known.items() if value is not None}
+    experiment = load_experiment(
+        None,
+        overrides_of({"target": target}, overrides),
+        known=[*quick_defaults("import"), *plain_overrides(known, str(folder))],
+        components=components,
+    )
+    model = ensure_target(experiment.target, progress, components)
+    click.echo(f"wrote {import_drafter(folder, origin, out, model, components)}")

@@ -1,0 +1,1 @@
+"""Saved drafters in the formats of other programs, and back."""

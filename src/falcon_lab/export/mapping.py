@@ -1,0 +1,115 @@
+"""What formats have in common: names of tensors, draft vocabularies, the target's own tables.
+
+Shapes: V vocabulary of the target, n of a draft vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from falcon_lab.errors import FalconLabError
+
+IDS = "draft_vocabulary.ids"
+"""Name of a drafter's draft vocabulary among its weights."""
+
+PROBED = 3
+"""Tokens by which a target's embeddings and LM head are compared with their weights."""
+
+
+def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return tensors by new names, each of which must be there.
+
+    Args:
+        tensors: some weights.
+        names: every name -> the new one.
+
+    Raises:
+        FalconLabError: one is missing or one too many.
+    """
+    missing, unknown = sorted(set(names) - set(tensors)), sorted(set(tensors) - set(names))
+    if missing or unknown:
+        problem = f"{missing[0]} is missing" if missing else f"{unknown[0]} is one too many"
+        raise FalconLabError(f"among its tensors {problem}; export or copy it again")
+    return {new: tensors[old] for old, new in names.items()}
+
+
+def reversed_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the way back of a renaming."""
+    return {new: old for old, new in names.items()}
+
+
+def without(tensors: Mapping[str, Tensor], *names: str) -> dict[str, Tensor]:
+    """Return tensors but for some that may be among them."""
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+class Tables(NamedTuple):
+    """The target's embeddings and the rows of its LM head, ``[V, H]`` each."""
+
+    embeddings: Tensor
+    head: Tensor
+
+
+@torch.no_grad()
+def plain_tables(host: Any) -> Tables:
+    """Return the tables of a target that reads and writes by them alone.
+
+    Engines give a drafter the target's tables and nothing of what a family does around them.
+
+    Raises:
+        FalconLabError: the target scales its embeddings, or does more behind its LM head.
+    """
+    embedding = host.model.get_input_embeddings().weight
+    head = host.model.get_output_embeddings().weight
+    tokens = torch.arange(PROBED, device=embedding.device)
+    if not torch.equal(host.embed(tokens), embedding[tokens]):
+        raise FalconLabError(
+            f"{host.name} does not read its embeddings as they are (it scales them), which engines "
+            "do not tell a drafter; no format can say so"
+        )
+    rows = embedding[tokens].to(head.dtype) + 1
+    if not torch.allclose(host.head(rows), rows @ head.T, rtol=1e-3, atol=1e-3):
+        raise FalconLabError(
+            f"{host.name} does more behind its LM head than a product (it scales or caps logits), "
+            "which engines do not tell a drafter; no format can say so"
+        )
+    return Tables(embedding.detach().cpu(), head.detach().cpu())
+
+
+def vocabulary_maps(ids: Tensor, vocabulary: int) -> dict[str, Tensor]:
+    """Return a draft vocabulary as EAGLE-3's code and the engines have it.
+
+    Args:
+        ids: ``[n]`` long, the target's token of each column.
+        vocabulary: V.
+
+    Returns:
+        ``d2t`` ``[n]`` long: what is added to a column to be the target's token; ``t2d`` ``[V]``
+        bool: whether a token has a column.
+    """
+    known = torch.zeros(vocabulary, dtype=torch.bool)
+    known[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+
+
+def ids_of(offsets: Tensor) -> Tensor:
+    """Return the target's tokens of the columns of ``d2t``."""
+    return offsets + torch.arange(len(offsets))
+
+
+def dtype_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the precision of weights, as a ``config.json`` names it."""
+    floating = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
+    return str(floating.dtype).removeprefix("torch.")
+
+
+def token_ids(config: Any) -> dict[str, Any]:
+    """Return the special tokens of a target's configuration."""
+    return {f"{name}_token_id": getattr(config, f"{name}_token_id", None) for name in SPECIAL}
+
+
+SPECIAL = ("bos", "eos", "pad")
