@@ -107,6 +107,16 @@ def test_hidden_states_are_carried_over_and_draft(
     assert results["components"]["chain"]["drafter"]["name"] == "hidden_transfer"
 
 
+@pytest.mark.parametrize(("name", "plugin"), [("fspad", "eagle")])
+def test_a_head_for_a_real_model_ends_with_its_products(
+    name: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_in_place(ROOT / "plugins" / f"falcon-lab-{plugin}", tmp_path / "site", monkeypatch)
+    small = ["data.corpus=generated", "data.feature_store=null", "drafter.draft_vocabulary=null"]
+    run("run", EXPERIMENTS / f"{name}.yaml", *smoke(f"out={tmp_path / 'run'}", *small))
+    products(tmp_path / "run", ["chain", "tree"])
+
+
 def test_an_early_exit_ends_with_its_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

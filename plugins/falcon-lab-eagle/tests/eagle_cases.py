@@ -21,6 +21,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"name": "eagle"},
     "eagle3": {"name": "eagle3"},
     "eagle3-own": {"name": "eagle3", "taps": [1, 3], "head": "own"},
+    "fspad": {"name": "fspad"},
 }
 TREES: dict[str, dict[str, Any]] = {
     "chain": {"name": "chain", "depth": 4},

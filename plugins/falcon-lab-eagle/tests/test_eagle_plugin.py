@@ -15,7 +15,12 @@ RECIPES = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(), r
 
 def test_the_distribution_is_as_users_expect_one() -> None:
     check_distribution(FOLDER)
-    assert [component.name for component in registered(FOLDER)] == ["eagle", "eagle3", "eagle1"]
+    assert [component.name for component in registered(FOLDER)] == [
+        "eagle",
+        "eagle3",
+        "fspad",
+        "eagle1",
+    ]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -255,7 +255,7 @@ class Drafting:
             one.recent, one.state, one.length = recent, own, length
             one.complete(block)
         hidden = _picked(hidden, windows.newest)
-        return hidden, head.logits(hidden)
+        return head.carried(hidden), head.logits(hidden)
 
     def _states(self, numbers: list[int]) -> State | None:
         """Return the states of the fuse of some sequences, ``[M, R, H]`` each."""
@@ -331,9 +331,9 @@ class Drafting:
         )
         for one, count in zip(chosen, padded.counts, strict=True):
             one.blocks += count
-        first = dict(zip(numbers, padded.firsts, strict=True))
-        self._last = Pass(first, hidden, state, visible, last.depth + 1)
-        return hidden, head.logits(hidden)
+        first, carried = dict(zip(numbers, padded.firsts, strict=True)), head.carried(hidden)
+        self._last = Pass(first, carried, state, visible, last.depth + 1)
+        return carried, head.logits(hidden)
 
     @staticmethod
     def _shared_visible(

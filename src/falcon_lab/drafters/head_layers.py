@@ -85,7 +85,7 @@ class HeadLayers(nn.Module):
         A head that taps layers makes it of ``taps``, ``[..., L, H]``.
 
         Returns:
-            ``[..., H]``, as wide as what the decoder blocks put out.
+            ``[..., H]``, as wide as what is ``carried`` of the decoder blocks' outputs.
         """
         if features is None:
             raise ValueError(f"{type(self).__name__} needs target features with every observation")
@@ -102,6 +102,13 @@ class HeadLayers(nn.Module):
         if self.maps is None:
             return newest.unsqueeze(-2) + self.offsets
         return torch.einsum("...c,kch->...kh", newest, self.maps) + self.offsets
+
+    def carried(self, hidden: Tensor) -> Tensor:
+        """Return what a later pass reads in place of a feature: the blocks' outputs themselves.
+
+        A head whose outputs are wider than that returns a part of them, ``[..., H]``.
+        """
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn the blocks' outputs, ``[..., H]``, into ``[..., n]`` by the target's LM head."""

@@ -28,7 +28,7 @@ class HeadOutput(NamedTuple):
     """What a pass gives.
 
     Attributes:
-        hidden: ``[N, H]``, predicted features.
+        hidden: ``[N, H]``, predicted features: what is ``carried`` into the next pass.
         logits: ``[N, V]``.
         fused: ``[D, L, C]``, the tokens as they went into the decoder blocks.
         state: of the fuse after each sequence's last token, if it remembers any.
@@ -90,7 +90,7 @@ class HeadForward(Forward):
         elif (missing := predicting - embeddings.shape[0]) > 0:
             embeddings = torch.cat([embeddings, embeddings.new_zeros(missing, embeddings.shape[1])])
         hidden = _decoded(head, embeddings, new)[-predicting:]
-        return hidden, head.logits(hidden), fused, *(state or ())
+        return head.carried(hidden), head.logits(hidden), fused, *(state or ())
 
     def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Compute a ``HeadOutput`` of padded inputs, the recurrence written out."""
@@ -105,7 +105,7 @@ class HeadForward(Forward):
             room = torch.cat((embeddings, torch.zeros_like(queries)))
             embeddings = room.index_copy(0, predicting, queries[: predicting.shape[0]])
         hidden = _decoded(head, embeddings, new).index_select(0, predicting)
-        return hidden, head.logits(hidden), fused, *(state or ())
+        return head.carried(hidden), head.logits(hidden), fused, *(state or ())
 
     def supports(self, inputs: Inputs) -> bool:
         """Return whether these are a round's own: new tokens behind less than a block of others."""
@@ -171,7 +171,7 @@ class HeadForward(Forward):
 
 
 def _decoded(head: HeadLayers, embeddings: Tensor, new: NewPositions | None) -> Tensor:
-    """Send ``[n, C]`` through the decoder blocks; ``[n, H]``."""
+    """Send ``[n, C]`` through the decoder blocks, and return their outputs."""
     assert new is not None
     positions, mask, cache = new
     hidden: Tensor = head.backbone(

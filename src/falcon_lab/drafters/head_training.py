@@ -41,7 +41,7 @@ class FirstPass:
 
     Attributes:
         prediction: of R rows.
-        hidden: ``[B, R, H]``, what the decoder blocks put out for them.
+        carried: ``[B, R, H]``, what a later pass reads of them in place of features.
         documents: the documents.
         blocks: of the T tokens.
         state: of the fuse after every token, ``[M, B, T, H]`` each; None where it has none, or
@@ -49,7 +49,7 @@ class FirstPass:
     """
 
     prediction: Prediction
-    hidden: Tensor
+    carried: Tensor
     documents: PackedDocuments
     blocks: Blocks
     state: State | None
@@ -113,8 +113,8 @@ class _Batch:
         slot, group = self.blocks
         source = column + (block - 1 - slot)
         where = Rows(column + block, source, slot, group)
-        prediction = self.head.predicted(hidden, where)
-        return FirstPass(prediction, hidden, self.documents, self.blocks, state)
+        prediction, carried = self.head.predicted(hidden, where), self.head.carried(hidden)
+        return FirstPass(prediction, carried, self.documents, self.blocks, state)
 
     def by_queries(self, reveal: Reveal | None) -> FirstPass:
         """Predict by k queries of the newest token of every block."""
@@ -144,8 +144,8 @@ class _Batch:
             slot=slot.expand_as(anchor),
             group=group.expand_as(anchor),
         )
-        prediction = head.predicted(hidden, where)
-        return FirstPass(prediction, hidden, self.documents, self.blocks, state)
+        prediction, carried = head.predicted(hidden, where), head.carried(hidden)
+        return FirstPass(prediction, carried, self.documents, self.blocks, state)
 
     def _run(self, **arguments: Any) -> Tensor:
         if self.cache is None:
@@ -257,10 +257,10 @@ class Branches:
         self._group = owner.expand_as(self._anchor)
         self._own = owner.unsqueeze(1) == owner  # [R, R]
         self._context = self._context_mask(first)
-        self._hidden = first.hidden
+        self._carried = first.carried
         if head.offsets is None:  # tokens of the batch -> tokens of blocks
             rows = (self._anchor - (block - 1) + self._slot).clamp_min(0)
-            self._hidden = _gathered(first.hidden, rows)
+            self._carried = _gathered(first.carried, rows)
         self._state = None if first.state is None else self._at_anchors(first.state, anchors.column)
         self._passes = 0
 
@@ -269,11 +269,12 @@ class Branches:
         head, block, inputs = self._head, self._head.block, self._inputs
         ahead = 1 + self._passes * block + self._slot  # [R], behind the anchor
         column = (self._anchor + ahead).clamp_max(inputs.tokens.shape[1] - 1)
-        rows = head.join(inputs.tokens.gather(1, column), self._hidden)
+        rows = head.join(inputs.tokens.gather(1, column), self._carried)
         alone = rows.reshape(-1, block, rows.shape[-1])
         fused, self._state = head.fuse(alone, self._state)
         positions = inputs.positions.gather(1, self._anchor) + ahead
-        self._hidden = self._run(fused, positions.clamp_max(head.host.max_positions - 1))
+        hidden = self._run(fused, positions.clamp_max(head.host.max_positions - 1))
+        self._carried = head.carried(hidden)
         self._passes += 1
         label = self._anchor + ahead + block
         where = Rows(
@@ -282,10 +283,10 @@ class Branches:
             slot=self._slot.expand_as(self._anchor),
             group=self._group,
         )
-        return head.predicted(self._hidden, where)
+        return head.predicted(hidden, where)
 
     def _run(self, fused: Tensor, positions: Tensor) -> Tensor:
-        """Send ``[B·A, k, C]`` through the decoder blocks; return ``[B, R, H]``."""
+        """Send ``[B·A, k, C]`` through the decoder blocks; return their outputs of R rows."""
         head, block, batch = self._head, self._head.block, positions.shape[0]
         rows, count = fused.reshape(batch, -1, fused.shape[-1]), positions.shape[1]
         mask = self._block_mask()

@@ -152,9 +152,12 @@ def _final_norm(target: Target) -> tuple[Tensor, Tensor]:
 
 
 def _close_branches(head: FeatureHead, target: Target) -> None:
-    """Make the decoder blocks the identity, and give them the target's final norm."""
+    """Make the decoder blocks the identity, and give them the target's final norm.
+
+    A fuse with a branch beside its linear layer has it closed too.
+    """
     closed = 0
-    for name, module in head.backbone.base.named_modules():
+    for name, module in (*head.backbone.base.named_modules(), *head.fuse.named_modules()):
         if name.rpartition(".")[2] in ENDS_OF_BRANCHES and isinstance(module, nn.Linear):
             module.weight.zero_()
             closed += 1
@@ -166,7 +169,7 @@ def _close_branches(head: FeatureHead, target: Target) -> None:
     rows = torch.linspace(-1, 1, 3 * target.hidden_size).sin().view(1, 3, -1).to(first)
     positions = torch.arange(3, device=first.device)[None]
     mask = torch.ones(1, 3, 3, dtype=torch.bool, device=first.device).tril()
-    blocks = head.backbone(embeddings=rows, positions=positions, mask=mask)
+    blocks = head.carried(head.backbone(embeddings=rows, positions=positions, mask=mask))
     if not torch.allclose(blocks, norm(rows), atol=1e-3):
         raise FalconLabError(
             f"distillation.least_squares: decoder blocks of the kind of {target.name} do not begin "

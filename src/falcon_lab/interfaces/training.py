@@ -57,9 +57,9 @@ class Prediction:
         group: ``[B, R]`` long, block of the row, equal for the rows of one block, unique in the
             sequence.
         head: ``[n, H]`` features and ``[n]`` slots of any rows -> ``[n, V]``, where the drafter has
-            heads of its own; None: ``host.head(features)``.
-        hidden: ``[B, R, C]``, what ``head`` reads in place of the features, where the rows are no
-            predictions of the target's.
+            heads of its own; None: ``host.head``.
+        hidden: ``[B, R, C]``, what the head reads in place of the features, where these are none
+            that it reads.
         weight: ``[B, R]`` float, how much each row counts in the loss, which is the weighted mean
             (a diffusion model's bound has 1/t); None: all alike.
     """

@@ -8,7 +8,7 @@ from falcon_lab import hookimpl
 from falcon_lab.fields import choice, ranged
 from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
-__all__ = ["Eagle3Config", "EagleConfig", "register_components"]
+__all__ = ["Eagle3Config", "EagleConfig", "FspadConfig", "register_components"]
 
 
 @dataclass
@@ -34,6 +34,17 @@ class Eagle3Config(DraftVocabularyOption):
             raise ValueError("taps must name at least one layer, or be null")
 
 
+@dataclass
+class FspadConfig(EagleConfig):
+    """Configure FSPAD (arXiv 2408.15562); without both of its changes it is EAGLE-1."""
+
+    sampling: bool = True
+    """Feature sampling: the token's embedding gates what of the fused input goes on."""
+    alignment: bool = True
+    """Partial alignment: what the LM head reads, and what is trained to be the target's feature
+    and read by the next pass, are two outputs."""
+
+
 @hookimpl
 def register_components(register: Register) -> None:
     """Register the drafters, and the tree that EAGLE was published with."""
@@ -48,4 +59,5 @@ def register_components(register: Register) -> None:
             "sglang": "falcon_lab_eagle.exports:Eagle3Sglang",
         },
     )
+    register.drafter("fspad", "falcon_lab_eagle.fspad:FspadDrafter", config=FspadConfig)
     register.template("eagle1", "falcon_lab_eagle.tree:published_tree")
