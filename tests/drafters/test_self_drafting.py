@@ -22,6 +22,7 @@ TREE = {"name": "static", "template": {"": 3, "0": 2, "1": 2, "00": 2, "10": 1, 
 DYNAMIC = {"name": "dynamic", "nodes": 8, "beam": 2, "width": 3, "depth": 4}
 CHAIN = {"name": "chain", "depth": 4}
 SKIPPING = LayerPlan(skip_attention=frozenset({1, 2}), skip_mlp=frozenset({2}))
+GROUPED = LayerPlan(groups=((1, 2, 3),))
 
 
 class Planned(SelfDrafter):
@@ -85,7 +86,7 @@ def test_several_sequences_are_drafted_for_in_one_pass_of_the_target() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "mistral"])
 def test_drafting_through_some_layers_is_lossless(family: str) -> None:
     target = tiny_target(family, vocab=V, layers=LAYERS)
-    for plan in (SKIPPING, LayerPlan.exit_after(2, LAYERS)):
+    for plan in (SKIPPING, GROUPED, LayerPlan.exit_after(2, LAYERS)):
         for tree in (CHAIN, TREE):
             engine = engine_of(target, plan, tree)
             rounds = testing.lossless_rounds(engine, PROMPTS, 24)
@@ -103,18 +104,18 @@ def test_sampled_text_follows_the_targets_distribution() -> None:
 def test_batches_of_different_lengths_are_lossless_through_some_layers() -> None:
     target = tiny_target(vocab=V, layers=LAYERS)
     plain = [testing.plain_text(target, prompt, 24) for prompt in PROMPTS * 2]
-    engine = engine_of(target, SKIPPING, DYNAMIC)
-    found = testing.write_together(engine, PROMPTS * 2, 24, batch_size=4)
-    assert [one.tokens for one in found] == plain
+    for plan in (SKIPPING, GROUPED):
+        engine = engine_of(target, plan, DYNAMIC)
+        found = testing.write_together(engine, PROMPTS * 2, 24, batch_size=4)
+        assert [one.tokens for one in found] == plain
 
 
-def test_compiled_passes_draft_the_same() -> None:
+@pytest.mark.parametrize("plan", [SKIPPING, GROUPED])
+def test_compiled_passes_draft_the_same(plan: LayerPlan) -> None:
     target = tiny_target(vocab=V, layers=LAYERS)
     pretend = Pretend()
     fast = target.compiled(lambda line: None, pretend)
-    texts = [
-        testing.write(engine_of(each, SKIPPING, TREE), PROMPTS[1], 24) for each in (target, fast)
-    ]
+    texts = [testing.write(engine_of(each, plan, TREE), PROMPTS[1], 24) for each in (target, fast)]
     assert texts[0].tokens == texts[1].tokens
     assert [one.accepted for one in texts[0].rounds] == [one.accepted for one in texts[1].rounds]
     assert any("draft" in name for name in pretend.names)

@@ -52,6 +52,7 @@ from falcon_lab.interfaces.layers import (
     LowerLayers,
     MlpGate,
     RunsTarget,
+    SideBySide,
     TargetLayers,
 )
 from falcon_lab.interfaces.training import (
@@ -105,6 +106,7 @@ __all__ = [
     "RoundOutcome",
     "Run",
     "RunsTarget",
+    "SideBySide",
     "TargetContext",
     "TargetLayers",
     "TrainableDrafter",

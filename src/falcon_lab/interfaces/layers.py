@@ -5,8 +5,9 @@ Shapes: n new tokens, P provisional tokens of the round before them, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -42,12 +43,33 @@ class MlpGate(Protocol):
         ...
 
 
+class SideBySide(Protocol):
+    """Computes what the attentions of a group add, on several devices (EasySpec).
+
+    One that is compared by identity.
+    """
+
+    def __call__(self, attentions: Sequence[Callable[[], Tensor]], hidden: Tensor) -> list[Tensor]:
+        """Return what each of them adds, ``[B, n, H]``.
+
+        Args:
+            attentions: compute it, and append keys and values to their layers' cache. One that is
+                not called here leaves its layer's as they are.
+            hidden: ``[B, n, H]``, what the group reads.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
     """Which parts of a model a pass goes through. Decoder layers are counted from 0.
 
     A skipped attention or feed-forward network adds nothing to the hidden states; the residual
     connection around it stays. A layer whose attention is skipped stores no keys and values.
+
+    The attentions of a group of layers all read the hidden states that the group's first layer
+    reads. What each of them adds is added in its own layer, before its network, so that networks
+    run one after the other: h += a_i; h += MLP_i(LN_i(h)).
 
     Attributes:
         first: the layer that the pass begins with, given the hidden states that it reads.
@@ -56,6 +78,8 @@ class LayerPlan:
         skip_attention: layers whose attention is skipped.
         skip_mlp: layers whose feed-forward network is skipped.
         gate: asked before each of the other networks; None: they all run.
+        groups: layers whose attentions run side by side, consecutive ones in each group.
+        beside: computes the attentions of a group; None: they are computed here, all of them.
     """
 
     first: int = 0
@@ -63,6 +87,8 @@ class LayerPlan:
     skip_attention: frozenset[int] = NONE
     skip_mlp: frozenset[int] = NONE
     gate: MlpGate | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    beside: SideBySide | None = None
 
     @classmethod
     def exit_after(cls, layers: int, count: int) -> LayerPlan:
@@ -84,7 +110,7 @@ class LayerPlan:
         """See that a model with ``count`` layers has those of the plan.
 
         Raises:
-            FalconLabError: it has not.
+            FalconLabError: it has not, or a group is none.
         """
         last = count if self.last is None else self.last
         if not 0 <= self.first < last <= count:
@@ -98,6 +124,21 @@ class LayerPlan:
                     f"the {what} of layer {wrong[0]} cannot be skipped: the target has the layers "
                     f"0 to {count - 1}"
                 )
+        self._check_groups(range(self.first, last))
+
+    def _check_groups(self, run: range) -> None:
+        grouped: set[int] = set()
+        for group in self.groups:
+            shown = f"layers {', '.join(map(str, group))} cannot be a group"
+            if not group or any(after != before + 1 for before, after in pairwise(group)):
+                raise FalconLabError(f"{shown}: list consecutive layers in rising order")
+            if not grouped.isdisjoint(group):
+                raise FalconLabError(f"{shown}: layer {min(grouped & {*group})} is in another one")
+            if group[0] not in run or group[-1] not in run:
+                raise FalconLabError(
+                    f"{shown}: the pass goes through layers {run[0]} to {run[-1]} alone"
+                )
+            grouped.update(group)
 
     def runs(self, count: int) -> tuple[int, ...]:
         """Return the layers of a model with ``count`` layers of which anything is run."""

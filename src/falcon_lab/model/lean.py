@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -26,7 +27,7 @@ from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.registration import PREFIX
 from falcon_lab.model.gating import gated
 from falcon_lab.model.kv_cache import KVCache
-from falcon_lab.model.packed import Packing, linear
+from falcon_lab.model.packed import JoinedMaps, NormedMap, Packing, linear
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose layers are made of the parts below and nothing else."""
@@ -101,8 +102,10 @@ class Layer:
         inner = self.activation(self.gate(between, gate)) * self.up(between, up)
         return self.down(inner, down)
 
-    def gated_mlp(self, packed: Packed, hidden: Tensor, gate: MlpGate) -> Tensor:
-        """Return the same, zero for tokens that the gate keeps from the network."""
+    def network(self, packed: Packed, hidden: Tensor, gate: MlpGate | None) -> Tensor:
+        """Return the same, zero for tokens that a gate keeps from the network."""
+        if gate is None:
+            return self.mlp(packed, hidden)
         flat = hidden.flatten(0, -2)
 
         def network(chosen: Tensor | None) -> Tensor:
@@ -111,10 +114,67 @@ class Layer:
         return gated(gate, self.number, flat, network).view_as(hidden)
 
     @property
+    def attention_maps(self) -> list[NormedMap]:
+        """Return the maps from what the layer reads to queries, keys and values."""
+        norm = self.before_attention.weight
+        parts = self.query, self.key, self.value
+        return [NormedMap(norm, part.weight, part.bias) for part in parts]
+
+    @property
     def weights(self) -> tuple[Tensor, ...]:
         """Return the weights of all projections, in their order."""
         attention = self.query, self.key, self.value, self.output
         return tuple(one.weight for one in (*attention, self.gate, self.up, self.down))
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """What the attentions of one pass share.
+
+    Attributes:
+        head_size: D.
+        turn: cosines and signed sines, ``[B or 1, 1, T, D]`` each.
+        masks: in the form that the kernel takes.
+        cache: earlier keys and values, to which new ones are appended.
+        backend: attends; None: PyTorch's sdpa.
+    """
+
+    head_size: int
+    turn: tuple[Tensor, Tensor]
+    masks: Masks
+    cache: KVCache
+    backend: Backend | None
+
+    def __call__(self, layer: Layer, packed: Packed, hidden: Tensor) -> Tensor:
+        """Return what a layer's attention adds to the hidden states ``[B, T, H]``."""
+        normed = layer.before_attention(hidden)
+        query = layer.query(normed, packed[0])
+        key, value = layer.key(normed, packed[1]), layer.value(normed, packed[2])
+        return self.attend(layer, packed, (query, key, value))
+
+    def attend(self, layer: Layer, packed: Packed, projected: Sequence[Tensor]) -> Tensor:
+        """Return the same of queries ``[B, T, A·D]``, keys and values ``[B, T, G·D]``."""
+        query, key, value = (self._heads(part) for part in projected)
+        batch, _, new, size = query.shape
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = layer.query_norm(query), layer.key_norm(key)
+        query, key = _rotate(query, self.turn), _rotate(key, self.turn)
+        keys, values = self.cache.update(key, value, layer.number)
+        mask = self.masks[str(layer.kind)] if isinstance(self.masks, dict) else self.masks
+        if self.backend is not None:
+            seen = self.backend(query, keys, values, mask, scale=layer.scale)
+        else:
+            # The queries of a group stand one below the other, and no key is copied.
+            grouped = query.reshape(batch, keys.shape[1], -1, size)
+            seen = F.scaled_dot_product_attention(
+                grouped, keys, values, attn_mask=mask, scale=layer.scale
+            )
+        seen = seen.reshape(batch, -1, new, size).transpose(1, 2)
+        return layer.output(seen.reshape(batch, new, -1), packed[3])
+
+    def _heads(self, hidden: Tensor) -> Tensor:
+        """Split ``[B, T, A·D]`` by head into ``[B, A, T, D]``."""
+        return hidden.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 class LeanLayers:
@@ -136,6 +196,7 @@ class LeanLayers:
         ]
         self._weights = [weight for layer in self.layers for weight in layer.weights]
         self._packing = Packing()
+        self._joined: dict[tuple[int, ...], JoinedMaps] = {}  # of groups of layers
 
     @classmethod
     def of(cls, base: Any) -> Self | None:
@@ -167,28 +228,74 @@ class LeanLayers:
         Returns:
             ``[B, T, H]`` where the plan ends: after the final norm, as a rule.
         """
-        turn = self._turn(positions, hidden.dtype)
         if plan.gate is not None:
             plan.gate.begin(positions.expand(hidden.shape[:2]).flatten())
-        groups = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
-        masks = _for_groups(mask, groups) if backend is None else mask
-        all_packed = self._packing(self._weights, hidden)
-        count = len(all_packed) // len(self.layers)
+        queries = self.layers[0].query.weight.shape[0] // self.layers[0].key.weight.shape[0]
+        masks = _for_groups(mask, queries) if backend is None else mask
+        turn = self._turn(positions, hidden.dtype)
+        attend = Attending(self.head_size, turn, masks, cache, backend)
+        all_packed = self._by_layer(hidden)
+        groups = {group[0]: group for group in plan.groups}
+        beside: dict[int, Tensor] = {}  # what attentions of a group add, by layer
         for layer in self.layers[plan.first : plan.last]:
-            packed = all_packed[count * layer.number : count * (layer.number + 1)]
             if see is not None:
                 see(layer.number, hidden)
-            if layer.number not in plan.skip_attention:
-                of_kind = masks[str(layer.kind)] if isinstance(masks, dict) else masks
-                normed = layer.before_attention(hidden)
-                hidden = self._attend(layer, packed, normed, turn, of_kind, cache, backend) + hidden
-            if layer.number in plan.skip_mlp:
-                continue
-            if plan.gate is None:
-                hidden = layer.mlp(packed, hidden) + hidden
-            else:
-                hidden = layer.gated_mlp(packed, hidden, plan.gate) + hidden
+            if layer.number in groups:
+                beside = self._beside(attend, groups[layer.number], plan, hidden, all_packed)
+            packed = all_packed[layer.number]
+            if layer.number in beside:
+                hidden = beside[layer.number] + hidden
+            elif layer.number not in plan.skip_attention:
+                hidden = attend(layer, packed, hidden) + hidden
+            if layer.number not in plan.skip_mlp:
+                hidden = layer.network(packed, hidden, plan.gate) + hidden
         return self.norm(hidden) if plan.last is None else hidden
+
+    def _by_layer(self, hidden: Tensor) -> list[Packed]:
+        """Return the packed weights of each layer."""
+        packed = self._packing(self._weights, hidden)
+        count = len(packed) // len(self.layers)
+        return [packed[start : start + count] for start in range(0, len(packed), count)]
+
+    def _beside(
+        self,
+        attend: Attending,
+        group: tuple[int, ...],
+        plan: LayerPlan,
+        hidden: Tensor,
+        packed: Sequence[Packed],
+    ) -> dict[int, Tensor]:
+        """Return what the attentions of a group add, each to what the group reads."""
+        layers = [self.layers[number] for number in group if number not in plan.skip_attention]
+        if plan.beside is not None:
+            calls = [partial(attend, one, packed[one.number], hidden) for one in layers]
+            added = plan.beside(calls, hidden)
+            return {one.number: each for one, each in zip(layers, added, strict=True)}
+        projected = self._projected(layers, hidden)
+        if projected is None:
+            return {one.number: attend(one, packed[one.number], hidden) for one in layers}
+        return {
+            one.number: attend.attend(one, packed[one.number], parts)
+            for one, parts in zip(layers, projected, strict=True)
+        }
+
+    def _projected(
+        self, layers: Sequence[Layer], hidden: Tensor
+    ) -> list[tuple[Tensor, ...]] | None:
+        """Return queries, keys and values of layers that read the same, by one product.
+
+        None: one product is none that pays, or their norms differ in more than their weights.
+        """
+        if len(layers) < 2 or len({one.before_attention.epsilon for one in layers}) > 1:
+            return None
+        numbers = tuple(one.number for one in layers)
+        if numbers not in self._joined:
+            maps = [part for one in layers for part in one.attention_maps]
+            self._joined[numbers] = JoinedMaps(maps, layers[0].before_attention.epsilon)
+        found = self._joined[numbers](hidden)
+        if found is None:
+            return None
+        return [found[start : start + 3] for start in range(0, len(found), 3)]
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines, each ``[B or 1, 1, T, D]``."""
@@ -197,38 +304,6 @@ class LeanLayers:
         cosine, sine = angles.cos() * scale, angles.sin() * scale
         turned = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
         return turned[0].to(dtype), turned[1].to(dtype)
-
-    def _attend(
-        self,
-        layer: Layer,
-        packed: Packed,
-        hidden: Tensor,
-        turn: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        cache: KVCache,
-        backend: Backend | None,
-    ) -> Tensor:
-        batch, new = hidden.shape[:2]
-        query = self._heads(layer.query(hidden, packed[0]))
-        key = self._heads(layer.key(hidden, packed[1]))
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = layer.query_norm(query), layer.key_norm(key)
-        query, key = _rotate(query, turn), _rotate(key, turn)
-        keys, values = cache.update(key, self._heads(layer.value(hidden, packed[2])), layer.number)
-        if backend is not None:
-            seen = backend(query, keys, values, mask, scale=layer.scale)
-        else:
-            # The queries of a group stand one below the other, and no key is copied.
-            grouped = query.reshape(batch, keys.shape[1], -1, self.head_size)
-            seen = F.scaled_dot_product_attention(
-                grouped, keys, values, attn_mask=mask, scale=layer.scale
-            )
-        seen = seen.reshape(batch, -1, new, self.head_size).transpose(1, 2)
-        return layer.output(seen.reshape(batch, new, -1), packed[3])
-
-    def _heads(self, hidden: Tensor) -> Tensor:
-        """Split ``[B, T, A·D]`` by head into ``[B, A, T, D]``."""
-        return hidden.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 def supports(base: Any) -> bool:

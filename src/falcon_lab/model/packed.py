@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,6 +75,76 @@ class Packing:
 
     def _forget(self) -> None:
         self._of, self._storages, self._packed = [], [], []
+
+
+class NormedMap(NamedTuple):
+    """A linear map behind a root-mean-square norm.
+
+    Attributes:
+        norm: ``[in]``, what the norm multiplies by.
+        weight: ``[out, in]``.
+        bias: ``[out]``, or None.
+    """
+
+    norm: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class JoinedMaps:
+    """Linear maps of the same hidden states, as one map with a packed weight.
+
+    What the norms multiply by is in the weight, so that it maps what they have in common.
+
+    Args:
+        maps: each behind its norm.
+        epsilon: of all norms.
+    """
+
+    def __init__(self, maps: Sequence[NormedMap], epsilon: float) -> None:
+        self._maps, self._epsilon = list(maps), epsilon
+        self._of: list[tuple[int, int]] = []
+        self._storages: list[Any] = []  # as of ``Packing``
+        self._weight: Tensor | None = None  # packed
+        self._bias: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(JoinedMaps(self._maps, self._epsilon))
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, ...] | None:
+        """Map ``[..., in]``, before the norms.
+
+        Returns:
+            What each of the maps gives; None where there is no packed weight, or it does not pay.
+        """
+        if not _wanted(self._maps[0].weight, hidden):
+            return None
+        parts = [part for one in self._maps for part in one if part is not None]
+        found = [_state(part) for part in parts]
+        if found != self._of:
+            self._weight = None  # before a new one is made
+            self._weight, self._bias = self._joined([version >= 0 for _, version in found])
+            self._of, self._storages = found, [part.untyped_storage() for part in parts]
+        if self._weight is None:
+            return None
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
+        mapped = linear(normed, self._maps[0].weight, self._bias, self._weight)
+        return mapped.split([len(one.weight) for one in self._maps], -1)
+
+    def _joined(self, counted: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
+        """Return the packed weight and the bias; None and None where it cannot be packed."""
+        size = sum(one.weight.numel() for one in self._maps)
+        if not all(counted) or size < SMALLEST:
+            return None, None
+        with torch.no_grad():
+            weight = torch.cat([one.weight * one.norm for one in self._maps])
+            [packed] = _pack([weight], [True])
+            biases = [
+                one.weight.new_zeros(len(one.weight)) if one.bias is None else one.bias
+                for one in self._maps
+            ]
+            some = any(one.bias is not None for one in self._maps)
+            return packed, torch.cat(biases) if some else None
 
 
 def _state(weight: Tensor) -> tuple[int, int]:

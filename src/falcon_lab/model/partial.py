@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, H hidden.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ NETWORKS = ("mlp", "feed_forward", "ffn")
 
 MLP_NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2")
 """What families call the norm before it, whose input is the residual stream."""
+
+ATTENTION_NORMS = ("input_layernorm", "ln_1")
+"""What families call the norm before a layer's attention; some have none."""
 
 NORM_BEHIND = "post_feedforward_layernorm"
 """What families call a norm of what it puts out, before that is added."""
@@ -87,8 +91,15 @@ class PartialModel:
         name, layers = layers_of(base)
         plan.check(len(layers))
         runs = plan.runs(len(layers))
+        if plan.beside is not None:
+            raise FalconLabError(
+                f"the attentions of a group of layers of {type(base).__name__} cannot run on "
+                "several devices: only those of Llama-like layers can (target.lean=true)"
+            )
         self._gate = plan.gate
         parts = [_without(layers[layer], layer, plan) for layer in runs]
+        for group in plan.groups:
+            _group(parts, [runs.index(layer) for layer in group if layer in runs])
         self._entrance = _Entrance() if plan.first else None
         if self._entrance is not None:
             parts[0] = self._entrance.before(parts[0])
@@ -133,6 +144,63 @@ class _Entrance:
 
         entered.forward = enter
         return entered
+
+
+class _Group:
+    """Gives the attentions of a group of layers what its first layer reads."""
+
+    states: Tensor
+
+    def begin(self, layer: nn.Module) -> nn.Module:
+        """Return the first layer, which notes what it reads."""
+        noted = _with(layer, {})
+        forward = noted.forward
+
+        def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.states = hidden_states
+            return forward(hidden_states, *args, **kwargs)
+
+        noted.forward = note
+        return noted
+
+
+class _GroupAttention(nn.Module):
+    """An attention that reads what its group reads, whatever it is called with.
+
+    Args:
+        inner: the attention.
+        norm: of its own layer, before it; None: there is none.
+        group: knows what the group reads.
+    """
+
+    def __init__(self, inner: nn.Module, norm: nn.Module | None, group: _Group) -> None:
+        super().__init__()
+        self.inner, self.norm = inner, norm
+        self._group = group
+
+    def _given(self) -> Tensor:
+        states = self._group.states
+        return states if self.norm is None else self.norm(states)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(self._given(), *args, **kwargs)
+
+
+class _FirstAttention(_GroupAttention):
+    """The first attention of a group, by which it is seen in one pass that others read right."""
+
+    _checked = False
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (self._checked or torch.compiler.is_compiling()):
+            if not torch.equal(self._given(), hidden_states):
+                raise FalconLabError(
+                    f"{type(self.inner).__name__} reads something else than what its layer reads, "
+                    f"behind a norm called {' or '.join(ATTENTION_NORMS)} if there is one, so that "
+                    "no attentions run side by side; choose a target of another family"
+                )
+            self._checked = True
+        return self.inner(hidden_states, *args, **kwargs)
 
 
 class _NoAttention(nn.Module):
@@ -210,6 +278,18 @@ def _without(layer: nn.Module, number: int, plan: LayerPlan) -> nn.Module:
     elif plan.gate is not None:
         changed |= _gated(layer, number, plan.gate)
     return _with(layer, changed) if changed else layer
+
+
+def _group(parts: list[nn.Module], places: Sequence[int]) -> None:
+    """Have the attentions of a group of layers read what the first of them reads."""
+    group = _Group()
+    for number, place in enumerate(places):
+        layer, made = parts[place], _GroupAttention if number else _FirstAttention
+        name, inner = _child(layer, ATTENTIONS, "the attention")
+        norms = [getattr(layer, norm) for norm in ATTENTION_NORMS if hasattr(layer, norm)]
+        parts[place] = _with(layer, {name: made(inner, next(iter(norms), None), group)})
+    if places:
+        parts[places[0]] = group.begin(parts[places[0]])
 
 
 def _gated(layer: nn.Module, number: int, gate: MlpGate) -> dict[str, Any]:

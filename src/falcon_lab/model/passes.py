@@ -25,6 +25,7 @@ from falcon_lab.interfaces import LayerPlan, Outputs
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.kv_layout import KVLayout
+from falcon_lab.model.lean import WHOLE
 
 Inputs = list[Tensor]
 Shapes = tuple[tuple[int, ...], ...]
@@ -191,6 +192,7 @@ class TokensForward(NewTokens):
         name: of the pass, for the user.
         taps: layers whose hidden states are put out too.
         wide_mask: as of ``Forward``.
+        plan: how whole passes go through the layers.
     """
 
     def __init__(
@@ -201,10 +203,11 @@ class TokensForward(NewTokens):
         taps: Sequence[int] = (),
         *,
         wide_mask: bool = False,
+        plan: LayerPlan = WHOLE,
     ) -> None:
         super().__init__(backbone, name)
         self.head, self.taps = head, tuple(taps)
-        self.wide_mask = wide_mask
+        self.wide_mask, self.plan = wide_mask, plan
 
     def forward(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
         """Read ``[n]`` tokens."""
@@ -216,6 +219,7 @@ class TokensForward(NewTokens):
             positions=positions[None],
             mask=None if mask is None else mask[None],
             cache=cache,
+            plan=self.plan,
         )
         found = hidden[0]
         if not taps:

@@ -19,6 +19,7 @@ from falcon_lab.interfaces import (
     DrafterInputs,
     DraftOutput,
     Frontier,
+    LayerPlan,
     Observation,
     PassCompiler,
     Prediction,
@@ -31,7 +32,7 @@ from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.masks import packed_mask
 from falcon_lab.model.passes import EagerPass, PassMaker, TokensForward
 from falcon_lab_sps import SpsConfig
-from falcon_lab_sps.drafting import Drafting
+from falcon_lab_sps.drafting import Drafting, Way
 from falcon_lab_sps.small_model import small_model
 
 
@@ -68,10 +69,19 @@ class SpsDrafter(TrainableDrafter):
 
     def _draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
+        self._way = self._made_way(make, "drafter", LayerPlan())
+        self._pass = self._way.run
+        self._drafting = self._text()
+
+    def _made_way(self, make: PassMaker, name: str, plan: LayerPlan) -> Way:
+        """Return a way through the model, of passes that ``make`` makes."""
         model = self.model
-        forward = TokensForward(model.backbone, model.logits, "drafter", wide_mask=True)
-        self._pass = make(forward)
-        self._drafting = Drafting(model, self._pass, self._first)
+        forward = TokensForward(model.backbone, model.logits, name, wide_mask=True, plan=plan)
+        return Way(make(forward), plan)
+
+    def _text(self) -> Drafting:
+        """Return the side of a new text."""
+        return Drafting(self.model, self._way, self._way, self._first)
 
     # --- training ---------------------------------------------------------------------------
 
@@ -104,7 +114,7 @@ class SpsDrafter(TrainableDrafter):
 
     def reset(self, first: Tensor) -> None:
         """Start a text."""
-        self._drafting = Drafting(self.model, self._pass, self._first)
+        self._drafting = self._text()
         if not self._first:
             self._drafting.observe(first.reshape(1), 0)
 

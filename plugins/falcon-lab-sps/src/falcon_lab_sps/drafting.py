@@ -10,11 +10,13 @@ Shapes: F frontier blocks, L committed tokens, V vocabulary.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from falcon_lab.drafters.provisional import ProvisionalTokens
-from falcon_lab.interfaces import Frontier
+from falcon_lab.interfaces import Frontier, LayerPlan
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.masks import causal_mask
 from falcon_lab.model.passes import ForwardPass, NewPositions
@@ -30,17 +32,31 @@ PIECE = 2048
 """Tokens of one pass over a prompt, so that no mask is larger than ``[1, PIECE, S]``."""
 
 
+class Way(NamedTuple):
+    """How tokens go through the model.
+
+    Attributes:
+        run: of a few tokens, a ``TokensForward`` of the model.
+        plan: of its layers, which prompts follow, too.
+    """
+
+    run: ForwardPass
+    plan: LayerPlan
+
+
 class Drafting:
     """One text.
 
     Args:
         model: what drafts.
-        run: what it drafts through, a ``TokensForward`` of the model.
+        committed: the way of committed tokens.
+        expanded: the way of the nodes that later passes of a round expand.
         first: position of the first token, 0 or 1.
     """
 
-    def __init__(self, model: SmallModel, run: ForwardPass, first: int) -> None:
-        self._model, self._pass = model, run
+    def __init__(self, model: SmallModel, committed: Way, expanded: Way, first: int) -> None:
+        self._model = model
+        self._committed, self._expanded = committed, expanded
         self._first = first
         self._room = CAPACITY
         self._cache: KVCache | None = None
@@ -80,7 +96,8 @@ class Drafting:
         position = self._first + self._length + self._tokens.depth
         tokens, mask = frontier.tokens[:, 0], self._tokens.expand(frontier)
         positions = torch.full_like(tokens, position)
-        return self._append(tokens, positions, mask, asked=len(tokens))[:, None]
+        way = self._expanded
+        return self._append(tokens, positions, mask, way, asked=len(tokens))[:, None]
 
     def _fits(self, row: int) -> bool:
         """Return whether the model has a position for a token."""
@@ -88,8 +105,7 @@ class Drafting:
 
     def _read(self) -> Tensor:
         """Read what was observed; ``[1, V]`` after the newest token."""
-        tokens = torch.cat(self._pending)
-        self._pending.clear()
+        tokens, way = self._unread()
         if self._cache is not None:
             self._cache.truncate(self._length)
         for begin in range(0, tokens.shape[0], PIECE):
@@ -97,15 +113,22 @@ class Drafting:
             new, start = part.shape[0], self._first + self._length
             positions = torch.arange(start, start + new, device=part.device)
             mask = causal_mask(new, 0, part.device)[0] if new > 1 else None
-            logits = self._append(part, positions, mask, asked=1, causal=new > 1)
+            logits = self._append(part, positions, mask, way, asked=1, causal=new > 1)
             self._length += new
         return logits
+
+    def _unread(self) -> tuple[Tensor, Way]:
+        """Take the committed tokens ``[n]`` behind the first L, and the way that they go."""
+        tokens = torch.cat(self._pending)
+        self._pending.clear()
+        return tokens, self._committed
 
     def _append(
         self,
         tokens: Tensor,
         positions: Tensor,
         mask: Tensor | None,
+        way: Way,
         *,
         asked: int,
         causal: bool = False,
@@ -113,8 +136,9 @@ class Drafting:
         """Append ``[n]`` tokens to the cache; ``[asked, V]`` after the last of them."""
         new, known = tokens.shape[0], self._model.known(tokens)
         if self._cache is None:
-            self._cache = self._pass.new_cache(max(self._room, new), self._model.max_positions)
-        self._pass.reserve(self._cache, self._cache.length + new)
+            room, most = max(self._room, new), self._model.max_positions
+            self._cache = self._committed.run.new_cache(room, most)
+        self._committed.run.reserve(self._cache, self._cache.length + new)
         if new > FEW:
             hidden = self._model.backbone(
                 tokens=known[None],
@@ -122,6 +146,7 @@ class Drafting:
                 mask=None if mask is None else mask[None],
                 cache=self._cache,
                 causal=causal,
+                plan=way.plan,
             )
             return self._model.logits(hidden[0, -asked:])
-        return self._pass([known], NewPositions(positions, mask, self._cache))[1][-asked:]
+        return way.run([known], NewPositions(positions, mask, self._cache))[1][-asked:]
