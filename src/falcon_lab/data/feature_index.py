@@ -46,8 +46,8 @@ class StoreIndex:
         shard_rows: sequences of a shard.
         taps: layers whose hidden states stand beside the features, in ascending order.
         kept: one of ``FEATURE_DTYPES``.
-        errors: of a finished store that is not in the target's own precision: tensor -> root of
-            the squared error over that of the squares.
+        errors: of a finished store that is not in the target's own precision: tensor -> length of
+            a position's error over that of its state, as a root mean square over all positions.
     """
 
     target: str
@@ -119,7 +119,7 @@ class StoreIndex:
     def error_sentence(self) -> str:
         """Say how far what is kept is from what the target computed."""
         each = (f"{error:.2%} of {name}" for name, error in self.errors.items())
-        return f"kept in {self.kept}, with a root mean square error of {', '.join(each)}"
+        return f"kept in {self.kept}, with a relative error of {', '.join(each)} (root mean square)"
 
 
 def tap_name(layer: int) -> str:

@@ -294,7 +294,7 @@ class Shard:
         from safetensors.torch import save_file
 
         tensors = {name: torch.cat(parts) for name, parts in self._parts.items()}
-        sums = {name: [each.error, each.exact] for name, each in self._deviations.items()}
+        sums = {name: [each.squares, each.rows] for name, each in self._deviations.items()}
         metadata = {ERRORS: json.dumps(sums)} if sums else None
         write_whole(
             path,
@@ -311,10 +311,10 @@ def _errors(folder: Path, index: StoreIndex) -> dict[str, float]:
     for number in range(index.shards):
         with safe_open(shard_path(folder, number), framework="pt") as file:
             sums = json.loads((file.metadata() or {}).get(ERRORS, "{}"))
-        for name, (error, exact) in (fitting(sums, dict[str, tuple[float, float]]) or {}).items():
+        for name, (squares, rows) in (fitting(sums, dict[str, tuple[float, int]]) or {}).items():
             if name in found:
-                found[name].append(Deviation(error, exact))
-    return {name: reduce(add, parts, Deviation()).relative for name, parts in found.items()}
+                found[name].append(Deviation(squares, rows))
+    return {name: reduce(add, parts, Deviation()).root_mean_square for name, parts in found.items()}
 
 
 class FeatureStore:

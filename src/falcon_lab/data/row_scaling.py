@@ -30,21 +30,31 @@ def unscaled(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Squares of errors and of the exact values, summed."""
+    """How far rows are from the exact ones.
 
-    error: float = 0.0
-    exact: float = 0.0
+    A row's is the length of the error over that of the row, so that a few large rows do not hide
+    the others.
+
+    Attributes:
+        squares: of these, summed.
+        rows: that were compared.
+    """
+
+    squares: float = 0.0
+    rows: int = 0
 
     @classmethod
     def of(cls, values: Tensor, exact: Tensor) -> Deviation:
-        """Compare values with what they should be."""
-        difference = values.double() - exact.double()
-        return cls(float(difference.square().sum()), float(exact.double().square().sum()))
+        """Compare ``[..., n]`` with what it should be."""
+        exact = exact.double()
+        error = (values.double() - exact).square().sum(-1)
+        whole = exact.square().sum(-1)
+        return cls(float((error / whole.where(whole > 0, 1.0)).sum()), whole.numel())
 
     def __add__(self, other: Deviation) -> Deviation:
-        return Deviation(self.error + other.error, self.exact + other.exact)
+        return Deviation(self.squares + other.squares, self.rows + other.rows)
 
     @property
-    def relative(self) -> float:
-        """Return the root of the squared errors over that of the squares."""
-        return (self.error / self.exact) ** 0.5 if self.exact else 0.0
+    def root_mean_square(self) -> float:
+        """Return that of all rows."""
+        return (self.squares / self.rows) ** 0.5 if self.rows else 0.0
