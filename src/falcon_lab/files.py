@@ -329,6 +329,37 @@ def locked(path: Path, *, busy: str | None) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def claimed(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold a lock while a piece of work is done, in a file that is gone afterwards.
+
+    Two processes may hold it where one begins as another gives up: the work must bear that.
+
+    Args:
+        path: the lock's file.
+        wait: until another process has released it.
+
+    Yields:
+        Whether it is held.
+
+    Raises:
+        FalconLabError: the file cannot be written.
+    """
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        with about(path):
+            lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        lock.release()
+
+
 # --- the cache ----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ import pickle
 from collections import namedtuple
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
+from time import sleep
 from typing import Any, Self
 
 import pytest
@@ -12,10 +14,11 @@ from torch import Tensor
 
 from falcon_lab.data import feature_store
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.feature_index import read_index
+from falcon_lab.data.feature_index import read_index, write_index
 from falcon_lab.data.feature_store import FeatureStore, build_store, check_store, size
 from falcon_lab.data.packing import PackedSequences, pack
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import claimed
 
 ROWS = pack([Encoded([n + 1] * 4, [True] * 4) for n in range(7)], 4)
 
@@ -226,6 +229,39 @@ def test_a_killed_build_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     store = build(tmp_path, target)
     assert target.rows_asked == 4
     assert store[list(range(7))][:, 0, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_several_builders_share_a_store_and_write_no_shard_twice(tmp_path: Path) -> None:
+    alone = build(tmp_path / "alone", Echo())
+    folder, names = (
+        tmp_path / "shared",
+        {f"features-0000{number}.safetensors" for number in range(3)},
+    )
+    both = Echo(), Echo()
+    plans = [plan_store(folder, ROWS, target) for target in both]  # before anything is there
+    write_index(folder, plans[0].index)
+    first = Thread(target=lambda: build_store(plans[0], ROWS, both[0], batch_size=1))
+    first.start()
+    store = build_store(plans[1], ROWS, both[1], batch_size=1)
+    first.join()
+    assert both[0].rows_asked + both[1].rows_asked == 7
+    rows = list(range(7))
+    assert torch.equal(store[rows], alone[rows])
+    assert {file.name for file in folder.iterdir()} == {*names, "store.json"}
+
+
+def test_what_another_builder_leaves_undone_is_done(tmp_path: Path) -> None:
+    plan = plan_store(tmp_path, ROWS, Echo())
+    target = Echo()
+    with claimed(tmp_path / "features-00001.lock", wait=False) as mine:
+        assert mine
+        late = Thread(target=lambda: build_store(plan, ROWS, target))
+        late.start()
+        while target.rows_asked < 4:  # all but the shard that is taken
+            sleep(0.01)
+    late.join()
+    assert target.rows_asked == 7
+    assert FeatureStore.open(tmp_path, "target-a", ROWS.fingerprint())[[4]][0, 0, 0] == 5
 
 
 def test_a_truncated_shard_is_seen_and_written_anew(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ with the whole LM head in every step.
 
 A folder of safetensors shards and an index (``feature_index.py``). Shards are written under a
 temporary name and renamed, so that one with the right name is whole: it is never written again. A
-build that was killed resumes with the first shard that is missing.
+build that was killed resumes with the first shard that is missing, and several processes may build
+one store together: each writes what no other is at.
 
 Shapes: N sequences, B batch, T tokens of a sequence, n rows, L tapped layers, H hidden,
 V vocabulary.
@@ -45,7 +46,7 @@ from falcon_lab.data.feature_index import (
 from falcon_lab.data.packing import PackedSequences
 from falcon_lab.data.row_scaling import Deviation, scaled, unscaled
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import make_folder, write_whole
+from falcon_lab.files import claimed, make_folder, write_whole
 from falcon_lab.sampling import most_likely
 from falcon_lab.stored import fitting
 
@@ -215,16 +216,30 @@ def build_store(
     make_folder(plan.folder)
     if not (plan.folder / INDEX).exists():
         write_index(plan.folder, plan.index)
-    total = sum(len(plan.index.shard(number)) for number in plan.missing)
-    with Bar(total=total, desc="teacher features", unit="sequence") as bar:
-        for number in plan.missing:
+
+    def write(number: int, *, wait: bool, bar: Bar) -> bool:
+        """Write a shard unless it is there; return whether it is there then."""
+        path, here = shard_path(plan.folder, number), plan.index.shard(number)
+        with claimed(path.with_suffix(".lock"), wait=wait) as mine:
+            if not mine:
+                return False
+            if shard_is_whole(plan.folder, plan.index, number):
+                bar.update(len(here))
+                return True
             shard = Shard(plan.index)
-            here = plan.index.shard(number)
             for start in range(here.start, here.stop, batch_size):
                 batch = slice(start, min(start + batch_size, here.stop))
                 shard.append(_states(sequences, batch, target, plan.index))
                 bar.update(batch.stop - batch.start)
-            shard.write(shard_path(plan.folder, number))
+            shard.write(path)
+        return True
+
+    total = sum(len(plan.index.shard(number)) for number in plan.missing)
+    with Bar(total=total, desc="teacher features", unit="sequence") as bar:
+        # First what no other process is at; then what another one has left undone.
+        left = [number for number in plan.missing if not write(number, wait=False, bar=bar)]
+        for number in left:
+            write(number, wait=True, bar=bar)
     if not plan.index.is_exact and (plan.missing or not plan.index.errors):
         write_index(plan.folder, replace(plan.index, errors=_errors(plan.folder, plan.index)))
     return FeatureStore.open(plan.folder, target.fingerprint, sequences.fingerprint(), taps)
