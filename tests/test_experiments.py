@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from filelock import FileLock
 
 from falcon_lab.config.load import load_experiment
@@ -126,6 +127,28 @@ def test_an_early_exit_ends_with_its_products(
     assert load_experiment(recipe).drafter["layers"] == 8
     run("run", recipe, *smoke(f"out={out}", *small))
     products(out, ["chain4", "beta", "calibration"])
+
+
+def test_trigrams_of_a_corpus_are_counted_once_and_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_in_place(ROOT / "plugins" / "falcon-lab-aded", tmp_path / "site", monkeypatch)
+    from falcon_lab_aded.__main__ import main
+
+    table, recipe = tmp_path / "trigrams.safetensors", EXPERIMENTS / "aded.yaml"
+    job = ["run", recipe, *smoke(f"out={tmp_path / 'run'}", "data.corpus=generated")]
+    job += [f"evaluation.methods.{row}.drafter.table={table}" for row in ("aded", "small", "fixed")]
+    assert "trigrams.safetensors: cannot be read" in refused(
+        *job, "evaluation.methods.aded.optional=false"
+    )
+    run(*job, "stages=[target]")
+    [made] = Path(os.environ["FALCON_LAB_CACHE"]).glob("targets/smoke-code-*/quality.json")
+    words = ["--documents", "8", "--target", str(made.parent), "--out", str(table)]
+    assert CliRunner().invoke(main, ["build", "generated", *words]).exit_code == 0
+    run(*job)
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert {"plain", "aded", "small", "fixed", "adaptive"} <= set(results["methods"])
+    assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
 
 
 def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
