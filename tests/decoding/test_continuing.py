@@ -160,6 +160,31 @@ def test_what_went_another_way_through_the_layers_is_read_again() -> None:
     assert_close(passes.verify([path_of(1, 2)]), whole.verify([path_of(1, 2)]))
 
 
+@pytest.mark.parametrize("last", [1, 3])
+def test_passes_to_different_layers_are_kept_apart(target: Target, last: int) -> None:
+    whole, parted = read(target, TEXTS[:1]), read(target, TEXTS[:1])
+    passes = ContinuedPasses(target, parted, Lower(target))
+    passes.run({0: IN_A_CHAIN[0]}, LayerPlan(last=last))
+    assert_close(passes.verify([a_tree()]), whole.verify([a_tree()]))
+    stop = len(TEXTS[0]) + a_tree().nodes
+    for ours, theirs in zip(states_of(parted, 0, stop), states_of(whole, 0, stop), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tokens_without_keys_in_a_layer_are_not_attended_to_there(count: int) -> None:
+    target = a_target("llama")
+    sequences = read(target, TEXTS[:count])
+    again = tokens([ROOT], 0, [[0, 1]])
+    whole = read(target, TEXTS[:count]).run({0: IN_A_CHAIN[0]}, LayerPlan(last=3))[0]
+    sequences.run({0: IN_A_CHAIN[0]}, LayerPlan(last=1))
+    for refused in (IN_A_CHAIN[1], tokens([1], 1, [[1, 1]])):
+        with pytest.raises(FalconLabError, match="attend in layer 1 to others"):
+            sequences.run({0: refused}, LayerPlan(last=3))
+    torch.testing.assert_close(sequences.run({0: again}, LayerPlan(last=3))[0], whole)
+    sequences.run({0: tokens([1], 1, [[1, 1, 1]])}, LayerPlan(last=1))  # fewer layers are there
+
+
 def test_a_node_may_be_there_twice() -> None:
     target = a_target("llama")
     tree = listed_tree(torch.tensor(ROOT), [1, 1, 2, 3], [0, 0, 2, 1], [0.0] * 4)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.decoding.accepting import Accepted
+from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DraftTokens, LayerPlan, LowerLayers
 from falcon_lab.model.masks import provisional_mask, send
 from falcon_lab.model.passes import NewPositions
@@ -79,6 +80,49 @@ def target_sequences(target: Target, count: int, capacity: int) -> TargetSequenc
     return make(target, count, capacity)
 
 
+class PassesOfRound:
+    """Knows which layers have keys of a round's draft tokens, where passes go different ways.
+
+    Args:
+        layers: of the target.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._before: dict[int, list[tuple[int, LayerPlan]]] = {}  # tokens and plan, by place
+
+    def clear(self) -> None:
+        """Begin a round."""
+        self._before = {}
+
+    def add(self, place: int, new: DraftTokens, plan: LayerPlan) -> bool:
+        """Note a pass; return whether another one of the round went another way.
+
+        Raises:
+            FalconLabError: a token attends to one that has no keys in a layer of its own.
+        """
+        before = self._before.setdefault(place, [])
+        others = any(other != plan for _, other in before)
+        if others:
+            self._refuse_missing(before, new, plan)
+        before.append((len(new.tokens), plan))
+        return others
+
+    def _refuse_missing(
+        self, before: Sequence[tuple[int, LayerPlan]], new: DraftTokens, plan: LayerPlan
+    ) -> None:
+        start = 0
+        for count, other in before:
+            missing = sorted(plan.stores(self._layers) - other.stores(self._layers))
+            slots, start = slice(start, start + count), start + count
+            if missing and (new.mask is None or bool(new.mask[:, slots].any())):
+                raise FalconLabError(
+                    f"draft tokens attend in layer {missing[0]} to others of the round that went "
+                    "through other layers, and have no keys there; a drafter must leave them out "
+                    "of DraftTokens.mask, or use one LayerPlan for a round"
+                )
+
+
 class OneSequence:
     """A single sequence.
 
@@ -93,6 +137,7 @@ class OneSequence:
         self._target = target
         self._cache = target.new_cache(capacity)
         self._start = 0  # committed positions
+        self._passes = PassesOfRound(target.config.num_hidden_layers)
 
     def open(self, place: int) -> KVCache:
         """Return the cache, emptied."""
@@ -114,6 +159,7 @@ class OneSequence:
         self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
     ) -> list[TargetOutput]:
         """Read a tree, in the place of what was provisional."""
+        self._passes.clear()
         if lower is not None:
             self._cache.arrange((self._start,), lower.slots)
         if self._cache.length > self._start:
@@ -129,11 +175,14 @@ class OneSequence:
 
     def keep(self) -> None:
         """Commit the provisional tokens."""
+        self._passes.clear()
         self._start = self._cache.length
 
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
         """Append provisional tokens."""
         new = drafts[0]
+        if self._passes.add(0, new, plan):
+            self._cache.begin()
         inputs = new.tokens if new.states is None else new.states
         where = NewPositions(new.depth + self._start, new.mask, self._cache)
         return {0: self._target.run_part(inputs, where, plan)}
@@ -152,6 +201,7 @@ class ManySequences:
         self._target = target
         self._cache = target.new_batch_cache(count, capacity)
         self._provisional = [0] * count  # tokens of the round so far, by place
+        self._passes = PassesOfRound(target.config.num_hidden_layers)
 
     def open(self, place: int) -> KVCache:
         """Return an empty cache whose memory is that place's."""
@@ -177,11 +227,13 @@ class ManySequences:
         added = self._provisional[: len(lengths)]
         self._cache.commit(lengths, [range(count) for count in added])
         self._provisional = [0] * len(self._provisional)
+        self._passes.clear()
 
     def verify(
         self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
     ) -> list[TargetOutput]:
         """Read a tree for every sequence, padded to the widest."""
+        self._passes.clear()
         self._provisional = [0] * len(self._provisional)
         if lower is None:
             output = self._target.verify_batch(trees, self._cache)
@@ -196,6 +248,8 @@ class ManySequences:
 
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
         """Append provisional tokens of some sequences, padded to the most."""
+        for place, new in drafts.items():
+            self._passes.add(place, new, plan)
         places, parts = list(drafts), list(drafts.values())
         lengths = [self._cache.lengths[place] for place in places]
         before = [self._provisional[place] for place in places]

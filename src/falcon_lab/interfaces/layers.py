@@ -146,6 +146,11 @@ class LayerPlan:
         skipped = self.skip_attention & self.skip_mlp
         return tuple(layer for layer in range(self.first, stop) if layer not in skipped)
 
+    def stores(self, count: int) -> frozenset[int]:
+        """Return the layers of such a model in which a pass leaves keys and values."""
+        stop = count if self.last is None else self.last
+        return frozenset(range(self.first, stop)) - self.skip_attention
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:

@@ -171,9 +171,11 @@ class KVCache(Cache):
     def begin(
         self, sequences: Sequence[int] | None = None, starts: Sequence[int] | None = None
     ) -> None:
-        """Prepare a pass that writes from ``starts[0]`` on; None: at the end."""
-        if starts is not None:
-            self.truncate(starts[0])
+        """Prepare a pass that writes from ``starts[0]`` on; None: at the end.
+
+        All layers write there, those too that the pass before has left out.
+        """
+        self.truncate(self.length if starts is None else starts[0])
 
     def reserve(self, positions: int) -> bool:
         """Make room for that many positions, if the cache may grow; the old ones stay.
