@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.drafters.self_drafting import SelfDrafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     Acceptance,
@@ -19,9 +20,12 @@ from falcon_lab.interfaces import (
     Drafter,
     DrafterInputs,
     DraftOutput,
+    DraftTokens,
     Frontier,
+    LayerPlan,
     Observation,
     Prediction,
+    TargetLayers,
 )
 from falcon_lab.testing import ContractError, check_drafter
 from falcon_lab.tree import AuxiliaryNodes, TokenTree
@@ -537,6 +541,74 @@ class ProbingElsewhere(Probing):
         return None if found is None else replace(found, depth=0 * found.depth)
 
 
+class Exit(SelfDrafter):
+    """Drafts with the first of two layers, which verification leaves out."""
+
+    plan = LayerPlan(last=1)  # type: ignore[assignment]
+    lower_layers = 1
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context.host)
+
+
+class Through:
+    """The target's layers, by a drafter that says something else of its draft tokens."""
+
+    def __init__(self, layers: TargetLayers, change: Callable[[DraftTokens], DraftTokens]) -> None:
+        self._layers, self._change = layers, change
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        return self._layers.run({at: self._change(one) for at, one in drafts.items()}, plan)
+
+
+def appending(change: Callable[[DraftTokens], DraftTokens]) -> Callable[[Any], Any]:
+    """An exit whose draft tokens are given out otherwise."""
+
+    class Appending(Exit):
+        def attach(self, layers: TargetLayers) -> None:
+            super().attach(Through(layers, change))
+
+    return Appending
+
+
+def mask_of(drafts: DraftTokens) -> Tensor:
+    """What draft tokens attend to: in a chain everything."""
+    if drafts.mask is not None:
+        return drafts.mask.clone()
+    count = len(drafts.tokens)
+    return torch.ones(count, int(drafts.depth[0]) + count, dtype=torch.bool)
+
+
+def of_an_earlier_round(drafts: DraftTokens) -> DraftTokens:
+    """As if two draft tokens of the round before were still there, and seen."""
+    mask = mask_of(drafts)
+    return replace(drafts, mask=torch.cat((mask.new_ones(len(mask), 2), mask), 1))
+
+
+def without_the_root(drafts: DraftTokens) -> DraftTokens:
+    """As if draft tokens from the second on did not attend to the root."""
+    mask = mask_of(drafts)
+    mask[:, 0] &= drafts.depth < 2
+    return replace(drafts, mask=mask)
+
+
+class Leaving(Exit):
+    """Runs the layers over what it observes, too."""
+
+    def attach(self, layers: TargetLayers) -> None:
+        self.theirs = layers
+        super().attach(layers)
+
+    def observe(self, observation: Observation) -> None:
+        super().observe(observation)
+        newest = observation.tokens[-1:]
+        self.theirs.run({0: DraftTokens(newest, torch.zeros_like(newest))}, self.plan)
+
+
+class WithoutKeys(Exit):
+    plan = LayerPlan(last=1, skip_attention=frozenset({0}))  # type: ignore[assignment]
+
+
 class WithoutBlock(Mine):
     block = 0
 
@@ -586,6 +658,23 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "later passes that stand too far": (Ahead, "in pass 2 of a round, drafted and trained"),
     "later passes that stand still": (Standing, "in pass 3 of a round, drafted and trained"),
     "observed tokens that stand elsewhere": (Offset, "in pass 2 of a round, drafted and trained"),
+    "draft tokens of an earlier round": (
+        appending(of_an_earlier_round),
+        r"shape of DraftTokens.mask in pass 1 .* \[1, 1\], found \[1, 3\]",
+    ),
+    "draft tokens that stand one too far": (
+        appending(lambda drafts: replace(drafts, depth=drafts.depth + 1)),
+        "DraftTokens.depth in pass 1 .* expected 0",
+    ),
+    "another token than the newest": (
+        appending(
+            lambda drafts: replace(drafts, tokens=(drafts.tokens + (drafts.depth == 0)) % 12)
+        ),
+        "a token at depth 0",
+    ),
+    "draft tokens that are left behind": (Leaving, "outside of a round: expected none"),
+    "states of another path": (appending(without_the_root), "goes on where its passes have ended"),
+    "lower layers without keys": (WithoutKeys, r"lower_layers=1 have read: expected some"),
     "memory that falls": (Shrinking, "kv_bytes"),
     "passes that are compiled wrong": (Miscompiled, "drafts through compiled passes"),
     "labels one too far": (changed(label=lambda p: p.label + 1), "Prediction.label"),
@@ -622,7 +711,7 @@ def test_a_planted_defect_is_found_and_named(defect: str) -> None:
     assert "; " in str(caught.value)  # what to do about it
 
 
-@pytest.mark.parametrize("head", [Mine, Attending, OnePass, Sequential, Probing])
+@pytest.mark.parametrize("head", [Mine, Attending, OnePass, Sequential, Probing, Exit])
 def test_a_head_without_a_defect_passes(head: Callable[[Any], Any]) -> None:
     check_drafter(head)
 
@@ -640,7 +729,14 @@ def test_the_official_code_s_lstm_is_found_out() -> None:
 
 
 def test_every_check_has_a_defect_of_its_own() -> None:
-    from falcon_lab.testing import drafter_passes, drafter_rows, drafter_training, drafters
+    from falcon_lab.testing import (
+        drafter_passes,
+        drafter_rows,
+        drafter_training,
+        drafters,
+        shared_layers,
+    )
 
-    checks = [each.CHECKS for each in (drafter_passes, drafter_rows, drafter_training, drafters)]
+    parts = (drafter_passes, drafter_rows, drafter_training, drafters, shared_layers)
+    checks = [each.CHECKS for each in parts]
     assert len(BROKEN) > len([*itertools.chain(*checks)])

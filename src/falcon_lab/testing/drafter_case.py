@@ -6,15 +6,17 @@ Shapes: F frontier blocks, k block, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from falcon_lab.decoding.continuing import ContinuedPasses
 from falcon_lab.decoding.drafting import with_auxiliary
 from falcon_lab.decoding.engine import SpeculativeEngine
-from falcon_lab.decoding.target_sequences import OneSequence
+from falcon_lab.decoding.target_sequences import OneSequence, TreePasses
 from falcon_lab.interfaces import (
     Acceptance,
     BuildContext,
@@ -30,7 +32,7 @@ from falcon_lab.sampling import drawn
 from falcon_lab.testing.decoding import engine, stirred
 from falcon_lab.testing.targets import Text, random_tokens
 from falcon_lab.testing.tested import ComponentUnderTest
-from falcon_lab.tree import listed_tree
+from falcon_lab.tree import TokenTree, listed_tree
 
 TOLERANCE = 1e-4
 """Largest difference of two computations of the same, in the unit of the largest value."""
@@ -140,31 +142,87 @@ def difference(ours: Tensor, expected: Tensor) -> float:
     return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A pass through the target's layers that a drafter has made.
+
+    Attributes:
+        before: draft tokens that the round had appended before.
+        drafts: what it appended.
+        plan: the layers.
+        newest: the newest committed token.
+    """
+
+    before: int
+    drafts: DraftTokens
+    plan: LayerPlan
+    newest: int
+
+
 class TextLayers:
     """The target's layers over the KV cache of a text, of which more is committed step by step.
 
+    Attributes:
+        appended: all passes through them, those of a verification among them.
+
     Args:
         text: the sequence.
+        drafter: which is attached to them.
     """
 
-    def __init__(self, text: Text) -> None:
-        self._target, self._tokens = text.target, text.tokens
+    def __init__(self, text: Text, drafter: Drafter) -> None:
+        self._target, self._tokens, self._drafter = text.target, text.tokens, drafter
         self._room = len(text.tokens) + PROVISIONAL
-        self._sequences: OneSequence | None = None
+        self._passes: TreePasses | None = None
         self._known = 0
+        self.appended: list[Appended] = []
 
     def commit(self, known: int) -> None:
         """Drop what is provisional; the first ``known`` tokens are committed."""
-        self._sequences, self._known = None, known
+        self._passes, self._known = None, known
 
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
         """Append provisional tokens."""
-        if self._sequences is None:  # few drafters ask for it
-            self._sequences = OneSequence(self._target, 1, self._room)
-            cache = self._sequences.open(0)
+        if self._passes is None:  # few drafters ask for it
+            self._passes = self._begin()
+        return self._passes.run(drafts, plan)
+
+    def verify(self, tree: TokenTree) -> Tensor:
+        """Return logits ``[N, V]`` of a tree, from where the drafter's passes have ended."""
+        passes = self._passes or self._begin()
+        return passes.verify([tree])[0].logits
+
+    def _begin(self) -> TreePasses:
+        sequences = WatchedSequence(self._target, self._room, self._tokens[self._known])
+        cache = sequences.open(0)
+        if self._known:
             self._target.prefill(self._tokens[: self._known], cache)
-            self._sequences.fill(0, cache)
-        return self._sequences.run(drafts, plan)
+        sequences.fill(0, cache)
+        sequences.appended = self.appended
+        if not self._drafter.lower_layers:
+            return sequences
+        return ContinuedPasses(self._target, sequences, self._drafter)
+
+
+class WatchedSequence(OneSequence):
+    """A sequence that notes what is appended to it in a round.
+
+    Args:
+        target: the model.
+        room: positions.
+        newest: the newest committed token, 0-d long.
+    """
+
+    def __init__(self, target: Target, room: int, newest: Tensor) -> None:
+        super().__init__(target, 1, room)
+        self.appended: list[Appended] = []
+        self._newest, self._count = int(newest), 0
+
+    def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
+        """Append provisional tokens."""
+        self.appended.append(Appended(self._count, drafts[0], plan, self._newest))
+        self._count += len(drafts[0].tokens)
+        return super().run(drafts, plan)
 
 
 class DraftedSequence:
@@ -173,19 +231,23 @@ class DraftedSequence:
     Args:
         drafter: observes it.
         text: the sequence.
+
+    Attributes:
+        known: positions that are committed.
+        layers: the target's, which the drafter is attached to.
     """
 
     def __init__(self, drafter: Any, text: Text) -> None:
         self.drafter, self.text = drafter, text
         self.known = 0
-        self._layers = TextLayers(text)
-        drafter.attach(self._layers)
+        self.layers = TextLayers(text, drafter)
+        drafter.attach(self.layers)
         drafter.reset(text.tokens[0].clone())
 
     def observe(self, rows: int, *, remaining: int = 0) -> None:
         """Commit the next positions of the text."""
         start, self.known = self.known, self.known + rows
-        self._layers.commit(self.known)
+        self.layers.commit(self.known)
         self.drafter.observe(self.text.observation(self.drafter, start, self.known, remaining))
 
     def observe_round(self) -> None:

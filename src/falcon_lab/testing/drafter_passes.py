@@ -144,7 +144,7 @@ def check_that_inputs_stay(case: Case) -> None:
     drafter = case.fresh()
     text = case.text(drafter, ROWS)
     weights = [weight.clone() for weight in case.target.model.parameters()]
-    first, layers = text.tokens[0].clone(), TextLayers(text)
+    first, layers = text.tokens[0].clone(), TextLayers(text, drafter)
     drafter.attach(layers)
     drafter.reset(first)
     seen = text.observation(drafter, 0, ROWS)

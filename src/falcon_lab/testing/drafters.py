@@ -7,7 +7,7 @@ from typing import Any
 
 from falcon_lab.decoding.plain import PlainEngine
 from falcon_lab.interfaces import is_trainable
-from falcon_lab.testing import drafter_passes, drafter_rows, drafter_training
+from falcon_lab.testing import drafter_passes, drafter_rows, drafter_training, shared_layers
 from falcon_lab.testing.decoding import (
     PROMPTS,
     TREES,
@@ -35,6 +35,9 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
       once, a tree's branch is a chain in every pass, and ``reset`` leaves nothing behind.
     - One whose passes can be compiled drafts the same through compiled passes and through graphs,
       which stand-ins take the place of (``testing/compiling.py``).
+    - One that runs the target's layers: it does so in its rounds alone, over draft tokens of this
+      round at their positions, and where it declares ``lower_layers``, verification that goes on
+      from there gives what the whole pass gives.
     - One with weights: every weight gets a gradient and the target none; a row's prediction does
       not depend on inputs newer than its ``source``; packed documents are separate ones and B
       sequences are B times one; glances show what they say; what training predicts is what
@@ -59,7 +62,7 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
         drafter_passes.check_declarations(case)
         made = case.fresh()
     trained = [*drafter_training.CHECKS, *drafter_rows.CHECKS] if is_trainable(made) else []
-    for what, check in [*drafter_passes.CHECKS, *trained, *CHECKS]:
+    for what, check in [*drafter_passes.CHECKS, *shared_layers.CHECKS, *trained, *CHECKS]:
         with tested.checking(what):
             check(case)
 
