@@ -118,6 +118,18 @@ def test_a_head_for_a_real_model_ends_with_its_products(
     products(tmp_path / "run", ["chain", "tree"])
 
 
+def test_attentions_side_by_side_draft_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_in_place(ROOT / "plugins" / "falcon-lab-easyspec", tmp_path / "site", monkeypatch)
+    late = "evaluation.methods.late4.drafter.groups=[[0,1]]"
+    job = smoke(f"out={tmp_path / 'run'}", "data.corpus=generated", late)
+    run("run", EXPERIMENTS / "easyspec.yaml", *job)
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert {"plain", "groups2", "groups4", "groups7", "late4"} <= set(results["methods"])
+    assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
+
+
 def test_an_early_exit_ends_with_its_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
