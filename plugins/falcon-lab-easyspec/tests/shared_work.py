@@ -43,7 +43,6 @@ def work(store: str) -> Work:
         half = lean_target(torch.bfloat16)
         states = states_under(half, drafter_of(half, config, processes).plan)
         target = lean_target()
-        found = testing.write(
-            engine_of(target, drafter_of(target, config, processes), 4), PROMPT, 24
-        )
+        engine = testing.engine(target, drafter_of(target, config, processes))
+        found = testing.write(engine, PROMPT, 24)
         return Work(states, found.tokens, [one.accepted for one in found.rounds])

@@ -131,11 +131,12 @@ def write(
         on_round: called after every round.
         sampling: of ``Sampling``.
     """
+    device = engine.target.device
     return engine.generate(
-        torch.tensor(prompt),
+        torch.tensor(prompt, device=device),
         max_new_tokens=new,
         sampling=Sampling(**sampling),
-        generator=generator or torch.Generator().manual_seed(0),
+        generator=generator or torch.Generator(device).manual_seed(0),
         stop=StopCondition(ends),
         on_round=on_round,
     )
