@@ -39,6 +39,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "medusa", "head": "own", "block": 2},
         {"name": "medusa", "head": "own", "block": 3, "draft_vocabulary": 7},
         {"name": "medusa", "head": "shared", "layers": 2, "draft_vocabulary": 7},
+        {"name": "hydra", "layers": 2, "prefix": True, "head": "shared", "draft_vocabulary": 7},
         {"name": "dflash", "block": 1, "layers": 1},
         {"name": "dflash", "block": 4, "layers": 1, "draft_vocabulary": 7},
         {"name": "sps", "layers": 1, "draft_vocabulary": 7},

@@ -247,6 +247,11 @@ def _check_unroll(drafter: Drafter, config: DistillationConfig) -> None:
             f"distillation.unroll is {config.unroll}, and {type(drafter).__name__} cannot "
             "continue from its own predictions in training (unroll); set distillation.unroll=1"
         )
+    if drafter.max_passes is not None and config.unroll > drafter.max_passes:
+        raise FalconLabError(
+            f"distillation.unroll is {config.unroll}, and a round of {type(drafter).__name__} has "
+            f"{drafter.max_passes} passes; set distillation.unroll={drafter.max_passes}"
+        )
     if config.compile:
         raise FalconLabError(
             "distillation.compile cannot compile unrolled training; set "

@@ -348,7 +348,9 @@ class Drafter(ABC):
     # --- training on its own predictions (``distillation.unroll``) ----------------------------
 
     def unroll(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Iterator[Prediction]:
-        """Yield what the passes of a drafting round predict, one after the other, without end.
+        """Yield what the passes of a drafting round predict, one after the other.
+
+        There is no end to them, unless ``max_passes`` is one.
 
         The first is what calling it gives (``reveal`` is for that pass alone). Each later pass
         continues from the drafter's own predictions and the true tokens, as a later drafting pass
