@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from falcon_lab import testing
-from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.export.folder import Export, import_drafter, read_exported, read_origin
 from falcon_lab.interfaces import Exported, Frontier, Observation
@@ -26,13 +25,7 @@ NODES: dict[str, dict[str, Any]] = {
 
 def saved(folder: Path, node: dict[str, Any]) -> Any:
     """A drafter with moved weights, and its folder."""
-    made = testing.build_drafter(target(), node, components=KNOWN, seed=3, stir=0.1)
-    node = KNOWN.check("drafter", node, "drafter")
-    provenance = KNOWN.provenance("drafter", node)
-    save_drafter(
-        folder, made, node=node, provenance=provenance, target=target(), card="# the card\n"
-    )
-    return made
+    return testing.save_for_export(folder, target(), node, KNOWN)
 
 
 def exported(folder: Path, name: str, out: Path) -> Export:
@@ -47,15 +40,7 @@ def exported(folder: Path, name: str, out: Path) -> Export:
 def test_what_is_imported_is_what_was_exported_bit_for_bit(
     tmp_path: Path, name: str, node: str
 ) -> None:
-    before, out, after = (tmp_path / each for each in ("before", "out", "after"))
-    saved(before, NODES[node])
-    made = exported(before, name, out)
-    assert made.differences(out) == []
-    import_drafter(out, read_origin(out), after, target(), KNOWN)
-    for file in ("config.json", "model.safetensors", "README.md"):
-        assert (after / file).read_bytes() == (before / file).read_bytes()
-    assert "speculative-decoding" in (out / "README.md").read_text()
-    assert "org/target" in (out / "README.md").read_text()
+    testing.check_export(tmp_path, target(), NODES[node], name, KNOWN)
 
 
 class Reader:
@@ -195,10 +180,7 @@ def test_taps_that_a_format_cannot_say_are_refused(
 
 def test_a_target_that_scales_its_embeddings_is_refused(tmp_path: Path) -> None:
     gemma = testing.tiny_target("gemma3", vocab=12, layers=4)
-    made = testing.build_drafter(gemma, {"name": "eagle3"}, components=KNOWN)
-    node = KNOWN.check("drafter", {"name": "eagle3"}, "drafter")
-    provenance = KNOWN.provenance("drafter", node)
-    save_drafter(tmp_path / "d", made, node=node, provenance=provenance, target=gemma, card="")
+    testing.save_for_export(tmp_path / "d", gemma, {"name": "eagle3"}, KNOWN)
     export = Export.of(tmp_path / "d", "vllm", gemma, "org/target", KNOWN, 4)
     with pytest.raises(FalconLabError, match="scales"):
         export.write(tmp_path / "out")

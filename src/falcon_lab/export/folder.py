@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +108,9 @@ class Export:
         """
         node = saved_node(folder, components)
         form = components.export_format(node["name"], name)
-        load_drafter(folder, target, components)  # refuses another target, and damaged weights
-        config = components.options("drafter", node)
-        state = read_state(folder / WEIGHTS)
-        trained = TrainedDrafter(config, state, target, place, draft_tokens)
+        drafter = load_drafter(folder, target, components)
+        config, state = components.options("drafter", node), read_state(folder / WEIGHTS)
+        trained = TrainedDrafter(config, drafter, state, target, place, draft_tokens)
         card = read_bounded(folder / CARD).decode(errors="replace")
         return cls(name, form, trained, read_description(folder), card)
 
@@ -122,7 +121,7 @@ class Export:
             FalconLabError: the format has no words for something of the drafter.
         """
         made = self.form.write(self.trained)
-        back = self.form.read(made, self.trained.config)
+        back = self.form.read(made, replace(self.trained, tensors={}))
         if found := list(different_tensors(back, self.trained.tensors)):
             raise RuntimeError(f"the format {self.name} loses something of a drafter: {found[0]}")
         return made
@@ -279,14 +278,15 @@ def import_drafter(
     node = components.recorded("drafter", description["drafter"], description["provenance"])
     form = components.export_format(node["name"], origin.format)
     exported, config = read_exported(folder), components.options("drafter", node)
+    drafter = components.build("drafter", node, BuildContext(host=target))
+    bare = TrainedDrafter(config, drafter, {}, target, origin.place, origin.draft_tokens)
     try:
-        state = form.read(exported, config)
+        state = form.read(exported, bare)
     except FalconLabError as error:
         raise FalconLabError(f"{folder}: {error}") from error
-    trained = TrainedDrafter(config, state, target, origin.place, origin.draft_tokens)
+    trained = replace(bare, tensors=state)
     again = Export(origin.format, form, trained, description, origin.card)
     if lines := again.differences(folder):
         raise FalconLabError(f"{folder}: {lines[0]}; {AGAIN}")
-    drafter = components.build("drafter", node, BuildContext(host=target))
     check_state(state, drafter, folder / WEIGHTS)
     return write_state(out, state, description, origin.card)

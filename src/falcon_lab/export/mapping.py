@@ -5,6 +5,7 @@ Shapes: V vocabulary of the target, n of a draft vocabulary, H hidden.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -113,3 +114,16 @@ def token_ids(config: Any) -> dict[str, Any]:
 
 
 SPECIAL = ("bos", "eos", "pad")
+
+
+def vllm_command(folder: str, target: str, method: str, tokens: int) -> str:
+    """Return how vLLM serves a target with a drafter beside it, as Markdown.
+
+    Args:
+        folder: of the drafter.
+        target: its hub id or folder.
+        method: what vLLM calls such drafters.
+        tokens: that are drafted a round.
+    """
+    speculative = {"method": method, "model": folder, "num_speculative_tokens": tokens}
+    return f"```\nvllm serve {target} --speculative-config '{json.dumps(speculative)}'\n```"

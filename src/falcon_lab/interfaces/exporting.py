@@ -21,6 +21,7 @@ class TrainedDrafter:
 
     Attributes:
         config: its component's options.
+        drafter: itself, built for the target; its own weights need not be loaded.
         tensors: its weights by name, as they were saved.
         host: the target.
         place: where other programs find the target: a hub id or a folder.
@@ -28,6 +29,7 @@ class TrainedDrafter:
     """
 
     config: Any
+    drafter: Any
     tensors: Mapping[str, Tensor]
     host: Any
     place: str
@@ -69,12 +71,12 @@ class ExportFormat(ABC):
         """
 
     @abstractmethod
-    def read(self, exported: Exported, config: Any) -> dict[str, Tensor]:
+    def read(self, exported: Exported, drafter: TrainedDrafter) -> dict[str, Tensor]:
         """Return the drafter's weights by their own names.
 
         Args:
             exported: what a folder holds; each of its tensors must be accounted for.
-            config: the drafter's options.
+            drafter: without its ``tensors``.
 
         Raises:
             FalconLabError: a tensor is missing or unknown.

@@ -30,4 +30,12 @@ class DFlashConfig(DraftVocabularyOption):
 @hookimpl
 def register_components(register: Register) -> None:
     """Register the drafter."""
-    register.drafter("dflash", "falcon_lab_dflash.drafter:DFlashDrafter", config=DFlashConfig)
+    register.drafter(
+        "dflash",
+        "falcon_lab_dflash.drafter:DFlashDrafter",
+        config=DFlashConfig,
+        exports={
+            "vllm": "falcon_lab_dflash.exports:DFlashVllm",
+            "sglang": "falcon_lab_dflash.exports:DFlashSglang",
+        },
+    )

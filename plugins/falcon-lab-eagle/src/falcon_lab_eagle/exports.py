@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
@@ -20,6 +19,7 @@ from falcon_lab.export.mapping import (
     renamed,
     reversed_names,
     token_ids,
+    vllm_command,
     vocabulary_maps,
     without,
 )
@@ -108,13 +108,13 @@ class Eagle3Format(ExportFormat):
             "target_hidden_size": drafter.host.hidden_size,
         }
 
-    def read(self, exported: Exported, config: Any) -> dict[str, Tensor]:
+    def read(self, exported: Exported, drafter: TrainedDrafter) -> dict[str, Tensor]:
         """Map the names back; what comes from the target is left out."""
         tensors = dict(exported.tensors)
         offsets, head = tensors.pop("d2t", None), tensors.pop("lm_head.weight", None)
         tensors = without(tensors, "t2d", "embed_tokens.weight")
         ours = renamed(tensors, reversed_names(eagle3_names(self.layer)))
-        if config.head == "own":
+        if drafter.config.head == "own":
             if head is None:
                 raise FalconLabError("among its tensors lm_head.weight is missing")
             ours["head.weight"] = head
@@ -164,16 +164,7 @@ class Eagle3Vllm(Eagle3Format):
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line."""
-        return vllm_command(folder, drafter, "eagle3")
-
-
-def vllm_command(folder: str, drafter: TrainedDrafter, method: str) -> str:
-    """Return how vLLM serves a target with a drafter beside it."""
-    speculative = (
-        f'{{"method": "{method}", "model": "{folder}", '
-        f'"num_speculative_tokens": {drafter.draft_tokens}}}'
-    )
-    return f"```\nvllm serve {drafter.place} --speculative-config '{speculative}'\n```"
+        return vllm_command(folder, drafter.place, "eagle3", drafter.draft_tokens)
 
 
 class Eagle3Sglang(Eagle3Format):
@@ -228,12 +219,9 @@ class Eagle3Speculators(Eagle3Format):
         """Add the target's embeddings and LM head, which its class holds."""
         found = super().write(drafter)
         tables, dtype = plain_tables(drafter.host), found.tensors["norm.weight"].dtype
-        everything = torch.arange(drafter.host.vocab_size)
-        maps = vocabulary_maps(everything, drafter.host.vocab_size)
         given = {
             "embed_tokens.weight": tables.embeddings.to(dtype),
             "lm_head.weight": tables.head.to(dtype),
-            **maps,
         }
         return Exported(found.config, given | found.tensors)
 
@@ -273,13 +261,6 @@ class Eagle3Speculators(Eagle3Format):
                 },
             },
         }
-
-    def read(self, exported: Exported, config: Any) -> dict[str, Tensor]:
-        """Map the names back; a draft vocabulary of all tokens is none."""
-        offsets = exported.tensors.get("d2t")
-        if offsets is not None and not offsets.any() and config.draft_vocabulary is None:
-            exported = Exported(exported.config, without(exported.tensors, "d2t"))
-        return super().read(exported, config)
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line; the folder names its target."""

@@ -48,7 +48,14 @@ class TypicalConfig:
 @hookimpl
 def register_components(register: Register) -> None:
     """Register all four."""
-    register.drafter("medusa", "falcon_lab_medusa.drafter:MedusaDrafter", config=MedusaConfig)
+    register.drafter(
+        "medusa",
+        "falcon_lab_medusa.drafter:MedusaDrafter",
+        config=MedusaConfig,
+        exports={
+            "vllm": "falcon_lab_medusa.exports:MedusaVllm",
+        },
+    )
     register.objective(
         "medusa", "falcon_lab_medusa.objective:MedusaObjective", config=MedusaObjectiveConfig
     )

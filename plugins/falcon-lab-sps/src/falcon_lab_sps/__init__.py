@@ -56,5 +56,14 @@ class HfLengthConfig:
 @hookimpl
 def register_components(register: Register) -> None:
     """Register the drafter and the controller."""
-    register.drafter("sps", "falcon_lab_sps.drafter:SpsDrafter", config=SpsConfig)
+    register.drafter(
+        "sps",
+        "falcon_lab_sps.drafter:SpsDrafter",
+        config=SpsConfig,
+        exports={
+            "vllm": "falcon_lab_sps.exports:DraftModelVllm",
+            "sglang": "falcon_lab_sps.exports:DraftModelSglang",
+            "transformers": "falcon_lab_sps.exports:DraftModelFormat",
+        },
+    )
     register.controller("hf_length", "falcon_lab_sps.hf_length:HfLength", config=HfLengthConfig)
