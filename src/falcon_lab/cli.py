@@ -25,7 +25,7 @@ from falcon_lab import __version__
 from falcon_lab.commands.decode import check, generate
 from falcon_lab.commands.dialogues import dialogues
 from falcon_lab.commands.doctor import doctor
-from falcon_lab.commands.export import export_command, import_command
+from falcon_lab.commands.export import export_command, import_command, push
 from falcon_lab.commands.measure import bench, tune
 from falcon_lab.commands.plugins import new_plugin, plugins
 from falcon_lab.commands.quiet import third_party_tips_silenced
@@ -188,6 +188,7 @@ def main(ctx: click.Context, with_traceback: bool) -> None:
 
 for command in (
     *(run, evaluate, compare, generate, check, bench, tune, search),
-    *(plugins, new_plugin, doctor, view_data, dialogues, export_command, import_command),
+    *(plugins, new_plugin, doctor, view_data, dialogues),
+    *(export_command, import_command, push),
 ):
     main.add_command(command)

@@ -8,6 +8,7 @@ import torch
 from eagle_cases import KNOWN, target, text
 from torch import Tensor
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaModel
 
 from falcon_lab import testing
 from falcon_lab.errors import FalconLabError
@@ -197,3 +198,44 @@ def test_a_folder_that_was_copied_in_part_is_refused(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(FalconLabError, match=r"safetensors is missing"):
         read_origin(tmp_path / "out")
+
+
+PUBLISHED = {"name": "eagle", "form": "published", "layers": 2}
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@torch.no_grad()
+def test_eagle_as_published_comes_back_and_is_what_engines_compute(
+    tmp_path: Path, name: str
+) -> None:
+    """By transformers' own blocks, called as vLLM and SGLang call theirs."""
+    made = testing.check_export(tmp_path, target(), PUBLISHED, name, KNOWN).trained.drafter
+    found, tokens, host = read_exported(tmp_path / "out"), text(9), target().model
+    features = host.model(tokens[None]).last_hidden_state[0]
+    made.reset(tokens[0])
+    made.observe(Observation(tokens[1:], features[:-1]))
+    drafted = made.draft(Frontier.root(torch.device("cpu"))).logits[0, 0]
+    config = LlamaConfig(**found.config, attn_implementation="eager")
+    blocks = LlamaModel(config)
+    blocks.layers[0].input_layernorm = blocks.norm = torch.nn.Identity()
+    weights = {k: v for k, v in found.tensors.items() if not k.startswith("fc.")}
+    result = blocks.load_state_dict(weights, strict=False)
+    assert result.missing_keys == ["embed_tokens.weight"]
+    assert not result.unexpected_keys
+    joined = torch.cat([host.get_input_embeddings().weight[tokens[1:]], features[:-1]], dim=-1)
+    rows = functional.linear(joined, found.tensors["fc.weight"], found.tensors.get("fc.bias"))
+    hidden = blocks(inputs_embeds=rows[None]).last_hidden_state[0, -1]
+    logits = host.get_output_embeddings().weight @ hidden
+    torch.testing.assert_close(logits, drafted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"form": "full"}, "form=published"), ({"draft_vocabulary": 9}, "draft_vocabulary=null")],
+)
+def test_eagle_that_engines_do_not_know_is_refused(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    saved(tmp_path / "drafter", {**PUBLISHED, **options})
+    with pytest.raises(FalconLabError, match=said):
+        exported(tmp_path / "drafter", "vllm", tmp_path / "out")

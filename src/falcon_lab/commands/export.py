@@ -1,4 +1,4 @@
-"""``export`` and ``import``: a drafter as other programs read it, and back."""
+"""``export``, ``import`` and ``push``: a drafter as other programs read it, back, and out."""
 
 from __future__ import annotations
 
@@ -123,3 +123,18 @@ def import_command(folder: Path, out: Path, target: str | None, overrides: tuple
     )
     model = ensure_target(experiment.target, progress, components)
     click.echo(f"wrote {import_drafter(folder, origin, out, model, components)}")
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.argument("repository")
+@click.option("--private", is_flag=True, help="Only you see a repository that is made.")
+@click.option("--message", help="Of the commit.")
+def push(folder: Path, repository: str, private: bool, message: str | None) -> None:
+    """Send a FOLDER that export has written to the Hugging Face hub, with its card.
+
+    REPOSITORY is its id there, as in me/eagle3-for-smollm2; it is made where it is not there.
+    """
+    from falcon_lab.export.hub import push_folder
+
+    click.echo(f"sent to {push_folder(folder, repository, private=private, message=message)}")

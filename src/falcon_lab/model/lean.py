@@ -13,6 +13,7 @@ G key/value heads, D head size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +55,14 @@ class Norm:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Scale ``[..., D]`` to norm one, and by the weights."""
         return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.epsilon)
+
+
+class NoNorm(Norm):
+    """Stands where a drafter's layers go without one."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return what it is given."""
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +371,8 @@ def _layer(number: int, layer: Any, kind: str | None) -> Layer:
 
 
 def _norm(module: Any) -> Norm:
+    if isinstance(module, nn.Identity):
+        return NoNorm(torch.empty(0), math.nan)  # an epsilon that equals no other
     return Norm(module.weight, module.variance_epsilon)
 
 

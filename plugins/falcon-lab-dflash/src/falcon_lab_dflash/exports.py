@@ -142,7 +142,7 @@ def unused_token(host: Any) -> int:
     """
     known = len(host.tokenizer)
     if known < host.vocab_size:
-        return host.vocab_size - 1
+        return int(host.vocab_size) - 1
     for name in ("mask", "pad", "unk"):
         token = getattr(host.tokenizer, f"{name}_token_id", None)
         used = {*host.eos_ids, host.tokenizer.bos_token_id}

@@ -17,6 +17,10 @@ class EagleConfig(DraftVocabularyOption):
 
     layers: int = ranged(1, least=1, most=100)
     """Decoder blocks of the target's own kind."""
+    form: str = choice("full", ("full", "published"))
+    """``full``: blocks as the target has them; ``published``: as the published heads and engines
+    have them, without the first block's input norm, a final norm and a bias where inputs are
+    fused."""
 
 
 @dataclass
@@ -48,7 +52,15 @@ class FspadConfig(EagleConfig):
 @hookimpl
 def register_components(register: Register) -> None:
     """Register the drafters, and the tree that EAGLE was published with."""
-    register.drafter("eagle", "falcon_lab_eagle.eagle:EagleDrafter", config=EagleConfig)
+    register.drafter(
+        "eagle",
+        "falcon_lab_eagle.eagle:EagleDrafter",
+        config=EagleConfig,
+        exports={
+            "vllm": "falcon_lab_eagle.exports:EagleVllm",
+            "sglang": "falcon_lab_eagle.exports:EagleSglang",
+        },
+    )
     register.drafter(
         "eagle3",
         "falcon_lab_eagle.eagle3:Eagle3Drafter",

@@ -6,6 +6,7 @@ speculators number as we do; SGLang adds one to what it is given.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from torch import Tensor
@@ -200,12 +201,17 @@ class Eagle3Sglang(Eagle3Format):
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line; SGLang counts the root among the draft tokens."""
-        return (
-            f"```\npython -m sglang.launch_server --model-path {drafter.place} "
-            f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {folder} "
-            f"--speculative-num-steps {drafter.draft_tokens} --speculative-eagle-topk 1 "
-            f"--speculative-num-draft-tokens {drafter.draft_tokens + 1}\n```"
-        )
+        return sglang_command(folder, drafter, "EAGLE3")
+
+
+def sglang_command(folder: str, drafter: TrainedDrafter, algorithm: str) -> str:
+    """Return how SGLang serves a target with a drafter of a chain beside it."""
+    return (
+        f"```\npython -m sglang.launch_server --model-path {drafter.place} "
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {folder} "
+        f"--speculative-num-steps {drafter.draft_tokens} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {drafter.draft_tokens + 1}\n```"
+    )
 
 
 class Eagle3Speculators(Eagle3Format):
@@ -265,3 +271,101 @@ class Eagle3Speculators(Eagle3Format):
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line; the folder names its target."""
         return f"```\nvllm serve {folder}\n```"
+
+
+BLOCKS = "backbone.base.layers."
+
+
+class EagleFormat(ExportFormat):
+    """What the engines' formats of EAGLE-1 share; embeddings and LM head are the target's."""
+
+    def write(self, drafter: TrainedDrafter) -> Exported:
+        """Map names and configuration."""
+        host, options = drafter.host, drafter.config
+        if options.form != "published":
+            raise FalconLabError(
+                "its decoder blocks have norms, and its inputs a bias, which engines' EAGLE-1 "
+                "lacks; train one with drafter.form=published"
+            )
+        if host.config.model_type != "llama":
+            raise FalconLabError(
+                f"its decoder blocks are those of {host.config.model_type}, and engines have "
+                "EAGLE-1 for llama alone"
+            )
+        if options.draft_vocabulary is not None:
+            raise FalconLabError(
+                "engines' EAGLE-1 has no draft vocabulary; train one with "
+                "drafter.draft_vocabulary=null"
+            )
+        plain_tables(host)
+        tensors = {_engines_name(name): tensor for name, tensor in drafter.tensors.items()}
+        blocks = json.loads(drafter.drafter.backbone.base.config.to_json_string(use_diff=False))
+        config = {
+            **{key: value for key, value in blocks.items() if key in LLAMA},
+            "architectures": ["LlamaForCausalLMEagle"],
+            "model_type": "llama",
+            "vocab_size": host.vocab_size,
+            "num_hidden_layers": options.layers,
+            "tie_word_embeddings": False,
+            "dtype": dtype_of(tensors),
+            "torch_dtype": dtype_of(tensors),
+            **token_ids(host.config),
+        }
+        return Exported(config, tensors)
+
+    def read(self, exported: Exported, drafter: TrainedDrafter) -> dict[str, Tensor]:
+        """Map the names back."""
+        tensors = without(exported.tensors, "fc.bias")
+        ours = {"fuse.mix.weight": tensors.pop("fc.weight")}
+        for name, tensor in tensors.items():
+            ours[BLOCKS + name.removeprefix("layers.")] = tensor
+        return ours
+
+
+LLAMA = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "hidden_act", "rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling"),
+    *("max_position_embeddings", "attention_bias", "mlp_bias"),
+)
+"""Keys of a Llama's configuration that decide what its blocks compute."""
+
+
+def _engines_name(name: str) -> str:
+    if name == "fuse.mix.weight":
+        return "fc.weight"
+    if not name.startswith(BLOCKS):
+        raise FalconLabError(f"among its tensors {name} is one too many")
+    return "layers." + name.removeprefix(BLOCKS)
+
+
+class EagleVllm(EagleFormat):
+    """EAGLE-1 for vLLM's ``EagleLlamaForCausalLM``."""
+
+    engines = "vLLM (0.32 and 0.33)"
+    tags = ("eagle", "vllm")
+
+    def write(self, drafter: TrainedDrafter) -> Exported:
+        """Give vLLM's own name of the class."""
+        found = super().write(drafter)
+        return Exported({**found.config, "architectures": ["EagleLlamaForCausalLM"]}, found.tensors)
+
+    def serving(self, folder: str, drafter: TrainedDrafter) -> str:
+        """Return the command line."""
+        return vllm_command(folder, drafter.place, "eagle", drafter.draft_tokens)
+
+
+class EagleSglang(EagleFormat):
+    """EAGLE-1 for SGLang's ``LlamaForCausalLMEagle``, which fuses with a bias."""
+
+    engines = "SGLang (0.5.23)"
+    tags = ("eagle", "sglang")
+
+    def write(self, drafter: TrainedDrafter) -> Exported:
+        """Add a bias of zeros, without which SGLang would have a random one."""
+        found = super().write(drafter)
+        weight = found.tensors["fc.weight"]
+        return Exported(found.config, {**found.tensors, "fc.bias": weight.new_zeros(len(weight))})
+
+    def serving(self, folder: str, drafter: TrainedDrafter) -> str:
+        """Return the command line; SGLang counts the root among the draft tokens."""
+        return sglang_command(folder, drafter, "EAGLE")
