@@ -163,6 +163,18 @@ def test_trigrams_of_a_corpus_are_counted_once_and_draft(
     assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
 
 
+def test_a_draft_graph_over_a_small_model_ends_with_its_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sps", "gsd"):
+        install_in_place(ROOT / "plugins" / f"falcon-lab-{name}", tmp_path / "site", monkeypatch)
+    monkeypatch.setenv("FALCON_LAB_PLUGINS", "falcon-lab-sps,falcon-lab-gsd")
+    small = ["drafter.hidden=16", "drafter.heads=2", "drafter.draft_vocabulary=null"]
+    job = smoke(f"out={tmp_path / 'run'}", "data.corpus=generated", *small)
+    run("run", EXPERIMENTS / "gsd.yaml", *job)
+    products(tmp_path / "run", ["merged", "one", "never", "small", "chain", "dynamic"])
+
+
 def test_the_smoke_experiment_ends_with_its_products(tmp_path: Path) -> None:
     printed = run("run", SMOKE, f"out={tmp_path}", *smoke(target=False))
     products(tmp_path, ["chain", "tree"])

@@ -180,6 +180,9 @@ class TreeBuilder(ABC):
         max_nodes: most nodes it can build, the root counted (sizes the KV cache).
         proposal: how siblings are chosen above temperature 0.
         builders: tree builders that it is made of, one for each of the drafter's ``drafters``.
+        shared_suffix: newest tokens that the texts up to two nodes must have in common for one to
+            take over what was drafted below the other (GSD); None: all that is below a node comes
+            from the drafter's pass at that node.
     """
 
     __slots__ = ()
@@ -187,6 +190,7 @@ class TreeBuilder(ABC):
     max_nodes: int
     proposal: Proposal = "deterministic"
     builders: tuple[TreeBuilder, ...] = ()
+    shared_suffix: int | None = None
 
     @abstractmethod
     def start(self, context: RoundContext) -> Frontier | None:
