@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from falcon_lab.config.schema import PretrainingConfig
+from falcon_lab.history import read_history
 from falcon_lab.pretraining.quality import Quality
 from falcon_lab.pretraining.target import ensure_pretrained
-from falcon_lab.report.history import read_history
 from running import SMOKE, command, environment, products, run_apart, smoke
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]

@@ -16,7 +16,7 @@ from filelock import FileLock
 from falcon_lab.config.load import load_experiment
 from falcon_lab.config.schema import PretrainingConfig
 from falcon_lab.fields import resolve
-from falcon_lab.report.history import read_history
+from falcon_lab.history import read_history
 from falcon_lab.studies.compare.loading import load_plan
 from installing import install_in_place
 from running import EXPERIMENTS, ROOT, SMOKE, invoke, products, refused, run, smoke

@@ -20,12 +20,12 @@ from falcon_lab.config.saved import read_description, read_facts, run_experiment
 from falcon_lab.data.documents import load_template, read_documents
 from falcon_lab.data.feature_index import StoreIndex, read_index, the_same
 from falcon_lab.errors import FalconLabError
+from falcon_lab.history import read_history, series
 from falcon_lab.measure.journal import Journal
 from falcon_lab.measure.prompts import read_prompts
 from falcon_lab.measure.results import build_results, load_results, refuse_foreign
 from falcon_lab.model.checkpoint import check_weights
 from falcon_lab.pretraining.quality import Quality, read_loss, read_quality
-from falcon_lab.report.history import read_history, series
 from measuring import EXPERIMENT, HEADER, TARGET, TREE, measurement, row
 
 DESCRIPTION = {

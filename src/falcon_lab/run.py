@@ -67,6 +67,7 @@ HARMLESS = (
     "distillation.save_dtype",
     "target.device",
     "data.feature_store_taps",
+    "target.tune.checkpoint_every",
 )
 """Keys in them that it does not depend on, but for rounding."""
 

@@ -25,8 +25,9 @@ def every() -> Iterator[Component]:
 
 
 def test_every_kind_that_is_built_has_a_built_in_and_all_belong_to_falcon_lab() -> None:
-    # Engines stand beside plain and speculative decoding, which no name asks for.
-    assert {component.kind for component in every()} == set(KINDS) - {*BROUGHT, "engine"}
+    # Engines stand beside plain and speculative decoding, which no name asks for; a target needs
+    # no tuner.
+    assert {component.kind for component in every()} == set(KINDS) - {*BROUGHT, "engine", "tuner"}
     assert {component.distribution for component in every()} == {"falcon-lab"}
 
 

@@ -9,6 +9,7 @@ from falcon_lab.plugins.hooks import PROJECT, Register
 HOOKS = {"register_components"}
 KINDS = {
     "target",
+    "tuner",
     "drafter",
     "schedule",
     "tree_builder",

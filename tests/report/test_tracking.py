@@ -13,9 +13,9 @@ import wandb
 
 from falcon_lab.config.schema import WandbConfig
 from falcon_lab.errors import FalconLabError
+from falcon_lab.history import read_history
 from falcon_lab.measure.measurement import Measurement
 from falcon_lab.measure.results import build_results
-from falcon_lab.report.history import read_history
 from falcon_lab.report.tracking import (
     Tracking,
     check_tracking,

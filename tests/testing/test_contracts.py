@@ -17,6 +17,7 @@ from falcon_lab.testing.tested import ComponentUnderTest
 
 CHECKS: dict[str, Callable[..., None]] = {
     "target": testing.check_target,
+    "tuner": testing.check_tuner,
     "engine": testing.check_engine,
     "drafter": testing.check_drafter,
     "schedule": testing.check_schedule,
@@ -27,6 +28,9 @@ CHECKS: dict[str, Callable[..., None]] = {
 }
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "tuner": [
+        {"name": "sar_sft", "layout": "truncated"},
+    ],
     "drafter": [
         {"name": "falcon", "block": 1, "fuse": "linear"},
         {"name": "falcon", "block": 3, "lstm_layers": 1, "layers": 2},
@@ -45,6 +49,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "sps", "layers": 1, "draft_vocabulary": 7},
         {"name": "selfspec", "skip_attention": [0], "skip_mlp": [1]},
         {"name": "eesd", "draft_vocabulary": 7},
+        {"name": "space", "mask_token": "<unk>", "block": 2},
         {"name": "union", "parts": [{"name": "lookahead", "ngram": 3}, {"name": "falcon"}]},
         {"name": "union", "parts": [{"name": "falcon", "block": 3}, {"name": "sps"}]},
     ],
@@ -75,7 +80,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 INCOMPLETE = {
     "target": ("smollm2",),  # this repository has not its model
-    "drafter": ("saved", "union"),  # a folder and parts are missing
+    "drafter": ("saved", "union", "space"),  # a folder, parts and a mask token are missing
     "tree_builder": ("union",),  # for drafters of several parts; checked with these
 }
 

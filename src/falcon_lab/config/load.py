@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
-from falcon_lab.config.schema import Experiment
+from falcon_lab.config.schema import Experiment, MethodConfig
 from falcon_lab.config.trainer import check_trainer
 from falcon_lab.errors import ConfigError
 from falcon_lab.fields import read_yaml, refuse_resolvers, resolve, shape, to_yaml
 from falcon_lab.plugins.discovery import load_components
+from falcon_lab.plugins.hooks import TuningOptions
 from falcon_lab.plugins.registry import Components
 
 NODES = {
@@ -39,7 +40,10 @@ ENGINE = "engine"
 METHOD_NODES = ("drafter", "tree", "acceptance", "controller", ENGINE)
 """Those that a method of ``evaluation.methods`` may have of its own."""
 
-KIND_OF = {**NODES, ENGINE: "engine"}
+TUNE = "tune"
+"""Key of the node that ``target`` may have."""
+
+KIND_OF = {**NODES, ENGINE: "engine", TUNE: "tuner"}
 """Key of any node -> kind of component."""
 
 
@@ -112,9 +116,12 @@ def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
     experiment = resolve(Experiment, tree)
     for owner, name, key in _nodes(experiment):
         node = getattr(owner, name)
-        if owner is experiment or not _may_be_absent(vars(owner), node, name, components):
+        if not isinstance(owner, MethodConfig) or not _may_be_absent(
+            vars(owner), node, name, components
+        ):
             setattr(owner, name, components.check(KIND_OF[name], node, key))
     _check_engines(experiment)
+    _complete_tuning(experiment)
     experiment.trainer = check_trainer(experiment.trainer)
     return experiment
 
@@ -126,6 +133,9 @@ def _add_defaults(tree: dict[str, Any], components: Components) -> None:
         if isinstance(node, dict):
             node = {"name": DEFAULT_NAMES[name], **node}
             tree[name] = _with_defaults(node, name, name, components)
+    section = tree.get("target", {})
+    if isinstance(section, dict) and isinstance(section.get(TUNE), dict):
+        section[TUNE] = _with_defaults(section[TUNE], TUNE, f"target.{TUNE}", components)
     for row, method in tree.get("evaluation", {}).get("methods", {}).items():
         for name in METHOD_NODES:
             node, key = method.get(name), f"evaluation.methods.{row}.{name}"
@@ -140,6 +150,25 @@ def _with_defaults(
         return node
     component = components.named(KIND_OF[name], node, key)
     return {**components.defaults(KIND_OF[name], component.full_name, key), **node}
+
+
+def _complete_tuning(experiment: Experiment) -> None:
+    """Have a tuner without a corpus of its own read the experiment's.
+
+    Raises:
+        ConfigError: its options are none of a tuner, or its sequences do not fit the target.
+    """
+    tune = experiment.target.tune
+    if tune is None:
+        return
+    if missing := [
+        field.name for field in dataclasses.fields(TuningOptions) if field.name not in tune
+    ]:
+        problem = f"lacks {missing[0]}; the options of a tuner derive from plugins.hooks"
+        raise ConfigError(f"target.{TUNE}", f"{problem}.TuningOptions")
+    if tune["corpus"] is None:
+        data = experiment.data
+        tune |= {"corpus": data.corpus, "chat_template": data.chat_template}
 
 
 def _check_engines(experiment: Experiment) -> None:
@@ -170,6 +199,8 @@ def _nodes(experiment: Experiment) -> Iterator[tuple[Any, str, str]]:
     """Yield owner, attribute and full key of every component node."""
     for name in NODES:
         yield experiment, name, name
+    if experiment.target.tune is not None:
+        yield experiment.target, TUNE, f"target.{TUNE}"
     for row, method in experiment.evaluation.methods.items():
         for name in METHOD_NODES:
             if getattr(method, name) is not None:

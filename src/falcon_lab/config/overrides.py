@@ -160,6 +160,8 @@ def _lists(value: Any) -> Any:
 
 def _is_component(key: str, nodes: Mapping[str, str]) -> bool:
     path = key.split(".")
+    if path == ["target", "tune"]:
+        return True
     in_row = len(path) == 4 and path[:2] == ["evaluation", "methods"]
     return path[-1] in nodes and (len(path) == 1 or in_row)
 

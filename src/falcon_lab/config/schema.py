@@ -165,6 +165,9 @@ class TargetConfig:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for evaluation; training follows ``trainer``."""
     pretraining: PretrainingConfig | None = None
     """Train the target from scratch with this recipe, once, and cache it."""
+    tune: Node | None = None
+    """A tuner's node: train the target further by it, once, and cache what comes of it. That is the
+    target then, with respect to which decoding is lossless."""
 
 
 @dataclass

@@ -64,6 +64,7 @@ from falcon_lab.interfaces.training import (
     Prediction,
     Reveal,
 )
+from falcon_lab.interfaces.tuning import TargetTuner, TuningBatch
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
 
 __all__ = [
@@ -109,14 +110,17 @@ __all__ = [
     "SideBySide",
     "TargetContext",
     "TargetLayers",
+    "TargetTuner",
     "TrainableDrafter",
     "TrainedDrafter",
     "TreeBuilder",
+    "TuningBatch",
     "begins_rounds",
     "is_trainable",
 ]
 
 BASES: Mapping[str, type] = {
+    "tuner": TargetTuner,
     "drafter": Drafter,
     "schedule": GlancingSchedule,
     "tree_builder": TreeBuilder,

@@ -56,6 +56,38 @@ def packed_mask(documents: Tensor) -> Tensor:
     return same & causal_mask(documents.shape[1], 0, documents.device)
 
 
+def earlier_of_the_same(node: Tensor) -> Tensor:
+    """Return which positions behind a node each one attends to: those before it of its own node.
+
+    Args:
+        node: ``[..., P]`` long, of each position behind one, in their order.
+
+    Returns:
+        ``[..., P, P]`` bool, itself among them.
+    """
+    same = node[..., :, None] == node[..., None, :]
+    return same & torch.ones_like(same).tril()
+
+
+def with_positions_behind(real: Tensor, source: Tensor, block: int) -> Tensor:
+    """Return the mask of true positions with further ones behind some of them.
+
+    Args:
+        real: ``[B, T, T]`` bool, of the true positions.
+        source: ``[B, S]`` long, those that have others behind them.
+        block: k of each.
+
+    Returns:
+        ``[B, T + S·k, T + S·k]`` bool; no true position attends to another.
+    """
+    batch, tokens = real.shape[:2]
+    behind = source.repeat_interleave(block, 1)  # [B, S·k]
+    seen = real.gather(1, behind[..., None].expand(-1, -1, tokens))
+    added = torch.cat((seen, earlier_of_the_same(behind)), 2)
+    nothing = real.new_zeros(batch, tokens, behind.shape[1])
+    return torch.cat((torch.cat((real, nothing), 2), added), 1)
+
+
 def windowed(mask: Tensor, queries: Tensor, keys: Tensor, window: int) -> Tensor:
     """Return ``mask`` [B or 1, T, S] without the keys that lie ``window`` positions back or more.
 

@@ -7,7 +7,7 @@ S keys (cached ones and the new ones), L tapped layers, H hidden, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -81,10 +81,12 @@ class Target:
         vocab_size: V, of the LM head (a tokenizer may have fewer entries).
         max_positions: positions that the model was made for.
         eos_ids: tokens that end an answer.
+        tuning: of a tuned target, what is known of its parent and of the tuning.
         taps: layers whose hidden states stand beside the features (``Backbone.tapped``).
     """
 
     taps: tuple[int, ...] = ()
+    tuning: Mapping[str, Any] | None = None
 
     def __init__(
         self,

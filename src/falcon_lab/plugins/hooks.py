@@ -23,7 +23,7 @@ from typing import Any
 
 import pluggy
 
-from falcon_lab.fields import LONGEST_NAME, ranged
+from falcon_lab.fields import LONGEST_NAME, any_seed, choice, filled, ranged
 
 PROJECT = "falcon_lab"
 BUILT_IN = "falcon-lab"
@@ -43,14 +43,47 @@ class DraftVocabularyOption:
     arXiv 2502.14856.)"""
 
 
+@dataclass
+class TuningOptions:
+    """The options that every tuner has: what it reads, and how long it trains.
+
+    A tuner's own options derive from these; falcon-lab itself goes by them.
+    """
+
+    corpus: str | None = filled(None, "name one, or write null")
+    """As ``data.corpus``; null is the experiment's, with its chat template."""
+    chat_template: str | None = filled(None, "name a file, or write null")
+    """As ``data.chat_template``, of a corpus of its own."""
+    documents: int = ranged(100_000, least=1, most=10**9)
+    """Documents that are generated, or read at the most."""
+    length: int = ranged(256, least=8, most=2**20)
+    """Tokens of a packed sequence."""
+    batch_size: int = ranged(4, least=1, most=2**16)
+    """Sequences of a step."""
+    validation: int = ranged(16, least=1, most=10**6)
+    """Packed sequences that perplexity is measured on, before and after."""
+    max_steps: int = ranged(300, least=1, most=10**9)
+    lr: float = ranged(5e-5, above=0, most=100)
+    """Of AdamW, after a linear warm-up; it falls as half a cosine."""
+    warmup_steps: int = ranged(20, least=0, most=10**9)
+    weight_decay: float = ranged(0.0, least=0, most=100)
+    gradient_clip_val: float = ranged(1.0, above=0, most=1e6)
+    precision: str = choice("32-true", ("32-true", "bf16-mixed"))
+    """Of the passes, as ``trainer.precision``; weights are in float32 while they are trained."""
+    seed: int = any_seed()
+    checkpoint_every: int = ranged(100, least=1, most=10**9)
+    """Steps between resumable checkpoints."""
+
+
 Builder = Callable[..., Any] | str
 """``build(config, context: BuildContext)``, or ``"package.module:name"`` of it, imported when the
-component is first built (so that listing plug-ins imports no torch). A target's context is a
-``TargetContext``."""
+component is first built (so that listing plug-ins imports no torch). A target's and a tuner's
+context is a ``TargetContext``."""
 
 
 KINDS = (
     "target",
+    "tuner",
     "drafter",
     "schedule",
     "tree_builder",
@@ -138,6 +171,13 @@ class Register:
         it is trained once.
         """
         self._add("target", name, build, config)
+
+    def tuner(self, name: str, build: Builder, *, config: type | None = None) -> None:
+        """Add a ``TargetTuner``, which makes a target of another one (``target.tune``).
+
+        ``config`` derives from ``TuningOptions``. It is built with a ``TargetContext``.
+        """
+        self._add("tuner", name, build, config)
 
     def drafter(
         self,

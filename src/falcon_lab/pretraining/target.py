@@ -29,6 +29,7 @@ from falcon_lab.files import cached, check_place, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.quality import JUDGEMENT, read_quality
+from falcon_lab.pretraining.tuned import CARD, options_of, read_tuning, tuned_folder, tuned_name
 
 if TYPE_CHECKING:
     from falcon_lab.interfaces import TargetContext
@@ -137,7 +138,9 @@ def ensure_target(
 def _made_and_loaded(
     config: TargetConfig, source: Source, announce: Announce, known: Components
 ) -> Any:
-    """Load the target of a source; train it first if need be."""
+    """Load the target of a source; train it first if need be, and tune it."""
+    if config.tune is not None:
+        return _tuned(config, source, announce, known)
     if source == config.name:
         with near_names_said(config.name, known):
             return _load(config, source, announce)
@@ -152,11 +155,79 @@ def _made_and_loaded(
         raise FalconLabError(f"target {config.name}{again}: {error}") from error
 
 
+def _tuned(config: TargetConfig, source: Source, announce: Announce, known: Components) -> Any:
+    """Load the tuned target of a configuration; tune its parent first if need be."""
+    parent = _made_and_loaded(_of_parent(config), source, announce, known)
+    folder = tuned_folder(config, parent.fingerprint)
+
+    def make(partial: Path) -> None:
+        from falcon_lab.pretraining.tuning import tune
+
+        node = config.tune or {}
+        announce(f"target {tuned_name(config)}: tuning it once, kept in {folder}")
+        owner = known.provenance("tuner", node)
+        tune(parent, _tuner(config, announce, known), node, partial, announce, owner)
+
+    if read_tuning(folder) is None:
+        check_place(folder / CARD, folder=False)
+    make_once(folder, make, is_finished=lambda place: read_tuning(place) is not None)
+    return _load_tuned(config, folder, announce)
+
+
+def _of_parent(config: TargetConfig) -> TargetConfig:
+    """Return how the parent of a tuned target is loaded: in its own precision, to be trained."""
+    attention = config.attention if config.attention in ("sdpa", "eager") else "sdpa"
+    return dataclasses.replace(
+        config, tune=None, dtype="auto", device="cpu", lean=False, attention=attention
+    )
+
+
+def _tuner(config: TargetConfig, announce: Announce, known: Components) -> Any:
+    from falcon_lab.interfaces import TargetContext
+
+    return known.build("tuner", config.tune or {}, TargetContext(announce))
+
+
+def _load_tuned(config: TargetConfig, folder: Path, announce: Announce) -> Any:
+    """Load a finished tuned target, under its own name and with its card.
+
+    Raises:
+        FalconLabError: it cannot be loaded.
+    """
+    try:
+        target = _load(config, str(folder), announce)
+    except FalconLabError as error:
+        again = f"tuned here; anew where {folder} is removed"
+        raise FalconLabError(f"target {tuned_name(config)} ({again}): {error}") from error
+    card = read_tuning(folder)
+    target.name = tuned_name(config)
+    target.tuning = None if card is None else dataclasses.asdict(card)
+    return target
+
+
+def _untuned_stand_in(parent: Any, config: TargetConfig, known: Components) -> Any:
+    """Return what a target is before it is tuned, with all that a tuner adds to it.
+
+    Raises:
+        FalconLabError: it could not be tuned.
+    """
+    from falcon_lab.model.target import Target
+    from falcon_lab.pretraining.tuning import check_training, tuning_data
+
+    tuning_data(parent, options_of(config.tune or {})).check()
+    tuner = _tuner(config, log.info, known)
+    check_training(tuner.begin(parent.model, parent.tokenizer))
+    name = tuned_name(config)
+    return Target(tuner.finish(), parent.tokenizer, name=name, lean=config.lean)
+
+
 def _load(config: TargetConfig, place: str, announce: Announce) -> Any:
     """Load the model of a place, under the name of the configuration."""
     from falcon_lab.model.loading import load_target
 
-    target = load_target(dataclasses.replace(config, name=place, pretraining=None), announce)
+    target = load_target(
+        dataclasses.replace(config, name=place, pretraining=None, tune=None), announce
+    )
     target.name = config.name
     return target
 
@@ -232,6 +303,8 @@ def target_ahead(
 
     resolve_device(config.device)
     known = components or load_components()
+    if config.tune is not None:
+        return _tuned_ahead(config, announce, known)
     source = source_of(config, announce, known)
     if isinstance(source, PretrainingConfig):
         folder = target_folder(config.name, source)
@@ -239,6 +312,17 @@ def target_ahead(
             check_place(folder, folder=True)
             return TargetAhead(_stand_in(config, source, announce), stands_in=True)
     return TargetAhead(_made_and_loaded(config, source, announce, known), stands_in=False)
+
+
+def _tuned_ahead(config: TargetConfig, announce: Announce, known: Components) -> TargetAhead:
+    """Load a tuned target, or make a stand-in for one that is still to be tuned."""
+    parent = target_ahead(dataclasses.replace(config, tune=None), announce, known)
+    if not parent.stands_in:
+        folder = tuned_folder(config, parent.target.fingerprint)
+        if read_tuning(folder) is not None:
+            return TargetAhead(_load_tuned(config, folder, announce), stands_in=False)
+        check_place(folder, folder=True)
+    return TargetAhead(_untuned_stand_in(parent.target, config, known), stands_in=True)
 
 
 def _stand_in(config: TargetConfig, recipe: PretrainingConfig, announce: Announce) -> Any:
@@ -298,6 +382,8 @@ def stored_quality(
 ) -> dict[str, Any] | None:
     """Return ``quality.json`` of a pre-trained target, or None for one loaded from elsewhere."""
     source = source_of(config, components=components)
+    if config.tune is not None:
+        return None  # of its parent
     if not isinstance(source, PretrainingConfig):
         return None
     found = read_quality(target_folder(config.name, source))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
-from falcon_lab.report.history import series
+from falcon_lab.history import series
 from falcon_lab.report.methods import name_of
 from falcon_lab.report.plots import (
     BASELINE,

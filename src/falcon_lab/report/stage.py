@@ -9,8 +9,8 @@ from typing import Any
 from falcon_lab.config.schema import Experiment
 from falcon_lab.drafters.saved import CARD, read_config
 from falcon_lab.files import write_atomically
+from falcon_lab.history import read_history
 from falcon_lab.report.card import drafter_card
-from falcon_lab.report.history import read_history
 from falcon_lab.report.report import write_report
 from falcon_lab.report.tracking import Tracking
 

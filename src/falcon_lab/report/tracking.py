@@ -164,7 +164,7 @@ def start_tracking(
     Raises:
         FalconLabError: when W&B is to be online and cannot be.
     """
-    from falcon_lab.report.history import HistoryLogger
+    from falcon_lab.history import HistoryLogger
 
     make_folder(folder)
     history = HistoryLogger(folder / HISTORY)

@@ -41,6 +41,7 @@ from falcon_lab.testing.sources import check_target
 from falcon_lab.testing.targets import packed, tiny_target, training_inputs
 from falcon_lab.testing.tested import ContractError
 from falcon_lab.testing.tree_builders import check_tree_builder
+from falcon_lab.testing.tuners import check_tuner
 
 __all__ = [
     "TREES",
@@ -57,6 +58,7 @@ __all__ = [
     "check_schedule",
     "check_target",
     "check_tree_builder",
+    "check_tuner",
     "components_of",
     "distil",
     "distillation",

@@ -17,37 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.drafters.positions_behind import PositionsBehind
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
-    Acceptance,
     BuildContext,
     DrafterInputs,
-    DraftOutput,
-    Frontier,
-    Observation,
     Prediction,
     Reveal,
     TrainableDrafter,
-    TreeBuilder,
 )
-from falcon_lab.model.masks import packed_mask
-from falcon_lab.tree import AuxiliaryNodes, Entrance, TokenTree
+from falcon_lab.model.masks import packed_mask, with_positions_behind
+from falcon_lab.tree import Entrance
 from falcon_lab_hidden_transfer import HiddenTransferConfig
 
-MOST = 1024
-"""Pseudo positions of a round; a larger tree is verified without, and nothing is drafted next."""
 
-
-class HiddenTransfer(TrainableDrafter):
+class HiddenTransfer(PositionsBehind, TrainableDrafter):
     """k linear maps between hidden states of one of the target's layers.
-
-    The first round of a text drafts nothing: a prompt is read without pseudo positions.
 
     Attributes:
         block: k.
-        needs: no features.
         taps: the layer's input, which training reads.
-        max_passes: one; all k guesses are there when a round begins.
         maps: ``[k, H, H]``, the identity at first.
 
     Args:
@@ -57,10 +46,6 @@ class HiddenTransfer(TrainableDrafter):
     Raises:
         FalconLabError: the target has no such layer.
     """
-
-    needs: frozenset[str] = frozenset()
-    max_passes = 1
-    max_auxiliary = MOST
 
     def __init__(self, config: HiddenTransferConfig, context: BuildContext) -> None:
         super().__init__()
@@ -76,7 +61,7 @@ class HiddenTransfer(TrainableDrafter):
         self.layer, self.taps = layer, (layer,)
         hidden = self.host.hidden_size
         self.maps = nn.Parameter(torch.eye(hidden).repeat(self.block, 1, 1))
-        self._guesses: Tensor | None = None  # [k, V] after the newest token
+        self.vocab_size = self.host.vocab_size
 
     def carried(self, states: Tensor) -> Tensor:
         """Map states ``[..., H]`` to those of the pseudo positions behind each, ``[..., k, H]``."""
@@ -107,7 +92,7 @@ class HiddenTransfer(TrainableDrafter):
             self.layer,
             torch.cat((states, made.flatten(1, 2).to(states.dtype)), 1),
             torch.cat((inputs.positions, positions.flatten(1)), 1),
-            training_mask(packed_mask(inputs.documents), source, self.block),
+            with_positions_behind(packed_mask(inputs.documents), source, self.block),
         )[:, tokens:]
         slot = torch.arange(self.block, device=source.device).repeat(source.shape[1])
         group = source.repeat_interleave(self.block, 1)
@@ -132,81 +117,10 @@ class HiddenTransfer(TrainableDrafter):
 
     # --- drafting ---------------------------------------------------------------------------
 
-    def reset(self, first: Tensor) -> None:
-        """Forget the sequence."""
-        self._guesses = None
+    def read_behind(self, nodes: int, most: int) -> tuple[Tensor, Entrance | None]:
+        """Return no tokens, and states that are carried over from each node's own."""
 
-    def observe(self, observation: Observation) -> None:
-        """Do nothing: what is known comes from the pseudo positions."""
-
-    @torch.no_grad()
-    def draft(self, frontier: Frontier) -> DraftOutput:
-        """Return the guesses of the latest pass for the root, and nothing below it."""
-        blocks = frontier.tokens.shape[0]
-        if frontier.tokens.shape[1] or self._guesses is None:
-            device = frontier.tokens.device
-            return DraftOutput(torch.empty(blocks, 0, self.host.vocab_size, device=device))
-        return DraftOutput(self._guesses[None], all_proposed=True)
-
-    def most_auxiliary(self, tree: TreeBuilder) -> int:
-        """Return k for every node of the largest tree, as far as ``MOST`` goes."""
-        return min(MOST, tree.max_nodes * self.block)
-
-    def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
-        """Return k pseudo positions for every node, as far as the text can still grow."""
-        self._guesses = None
-        most = min(self.block, max_depth - tree.max_depth)
-        if most < 1 or tree.nodes * most > self.max_auxiliary:
-            return None
-        step = torch.arange(1, most + 1, device=tree.tokens.device)
-        node = torch.arange(tree.nodes, device=tree.tokens.device).repeat_interleave(most)
-        return AuxiliaryNodes(
-            torch.zeros_like(node),
-            (tree.depth[:, None] + step).flatten(),
-            torch.cat((tree.ancestors[node], earlier_of_the_same(node)), 1),
-            Entrance(self.layer, self._entering(most)),
-        )
-
-    def _entering(self, most: int) -> Any:
         def states(below: Tensor) -> Tensor:
             return self.carried(below)[:, :most].flatten(0, 1).to(below.dtype)
 
-        return states
-
-    def observe_auxiliary(self, tree: TokenTree, logits: Tensor, acceptance: Acceptance) -> None:
-        """Keep what the pseudo positions behind the newest committed token guess."""
-        count = tree.parents.shape[0]
-        guesses = logits[count:].view(count, -1, logits.shape[-1])
-        self._guesses = guesses.index_select(0, acceptance.path[-1:])[0].clone()
-
-
-def earlier_of_the_same(node: Tensor) -> Tensor:
-    """Return which pseudo positions each one attends to: those before it of its own node.
-
-    Args:
-        node: ``[..., P]`` long, of each pseudo position, in their order.
-
-    Returns:
-        ``[..., P, P]`` bool, itself among them.
-    """
-    same = node[..., :, None] == node[..., None, :]
-    return same & torch.ones_like(same).tril()
-
-
-def training_mask(real: Tensor, source: Tensor, block: int) -> Tensor:
-    """Return the mask of true positions with pseudo positions behind some of them.
-
-    Args:
-        real: ``[B, T, T]`` bool, of the true positions.
-        source: ``[B, S]`` long, those that have pseudo positions.
-        block: k of each.
-
-    Returns:
-        ``[B, T + S·k, T + S·k]`` bool; no true position attends to a pseudo one.
-    """
-    batch, tokens = real.shape[:2]
-    behind = source.repeat_interleave(block, 1)  # [B, S·k]
-    seen = real.gather(1, behind[..., None].expand(-1, -1, tokens))
-    pseudo = torch.cat((seen, earlier_of_the_same(behind)), 2)
-    nothing = real.new_zeros(batch, tokens, behind.shape[1])
-    return torch.cat((torch.cat((real, nothing), 2), pseudo), 1)
+        return torch.zeros(nodes * most, dtype=torch.long), Entrance(self.layer, states)

@@ -16,9 +16,9 @@ from falcon_lab.config.trainer import training_steps
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
+from falcon_lab.history import read_history
 from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.engines import Setup, label
-from falcon_lab.report.history import read_history
 from falcon_lab.run import Run, keep_to_one_device
 from falcon_lab.studies.compare.plan import Head, NodeBudget, Plan
 

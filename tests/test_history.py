@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from falcon_lab.report.history import HistoryLogger, read_history, series
+from falcon_lab.history import HistoryLogger, read_history, series
 
 
 def test_metrics_are_appended_and_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
