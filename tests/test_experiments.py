@@ -108,7 +108,9 @@ def test_hidden_states_are_carried_over_and_draft(
     assert results["components"]["chain"]["drafter"]["name"] == "hidden_transfer"
 
 
-@pytest.mark.parametrize(("name", "plugin"), [("fspad", "eagle"), ("hydra", "hydra")])
+@pytest.mark.parametrize(
+    ("name", "plugin"), [("fspad", "eagle"), ("hydra", "hydra"), ("chimera", "hydra")]
+)
 def test_a_head_for_a_real_model_ends_with_its_products(
     name: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

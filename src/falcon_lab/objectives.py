@@ -52,15 +52,16 @@ class FalconObjective(Objective):
         return {name: terms[name] for name in self.weights}
 
     def _feature(self, rows: LabelledRows) -> Tensor:
-        """Return SmoothL1 between the features, a mean over H."""
+        """Return SmoothL1 (or the squared distance) between the features, a mean over H."""
         if rows.student_features is None:
             raise FalconLabError(
                 "objective.feature: this drafter predicts tokens and no features; "
                 "set objective.feature=0"
             )
-        return functional.smooth_l1_loss(
-            rows.student_features.float(), rows.teacher_features.float(), reduction="none"
-        ).mean(-1)
+        squared = self.config.feature_form == "mse"
+        distance = functional.mse_loss if squared else functional.smooth_l1_loss
+        student, teacher = rows.student_features.float(), rows.teacher_features.float()
+        return distance(student, teacher, reduction="none").mean(-1)
 
     def _from_logits(self, rows: LabelledRows) -> dict[str, Tensor]:
         """Return the terms that read logits.

@@ -72,6 +72,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "falcon", "hard_label": "sampled"},
         {"name": "falcon", "soft_form": "tempered", "hard_label": "data"},
         {"name": "falcon", "feature": 0.0, "hard": 0.0},
+        {"name": "falcon", "feature_form": "mse"},
         {"name": "falcon", "slot_decay": 0.8},
         {"name": "medusa", "label": "soft"},
     ],

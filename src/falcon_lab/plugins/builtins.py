@@ -91,6 +91,8 @@ class FalconObjectiveConfig:
     """L = feature·SmoothL1 + soft·KL + hard·CE; the paper's weights are 1, 0.09 and 0.01."""
 
     feature: float = ranged(1.0, least=0, most=1e6)
+    feature_form: str = choice("smooth_l1", ("smooth_l1", "mse"))
+    """What the feature term is, a mean over the channels: ``smooth_l1``, or ``mse`` (Chimera's)."""
     soft: float = ranged(0.09, least=0, most=1e6)
     hard: float = ranged(0.01, least=0, most=1e6)
     hard_label: str = choice("argmax", ("argmax", "data", "sampled"))

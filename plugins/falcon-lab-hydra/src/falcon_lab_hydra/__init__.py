@@ -1,4 +1,4 @@
-"""Sequentially dependent heads for falcon-lab: Hydra. Imports no torch."""
+"""Sequentially dependent heads for falcon-lab: Hydra and Chimera. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from falcon_lab import hookimpl
 from falcon_lab.fields import choice, ranged
 from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
-__all__ = ["HydraConfig", "register_components"]
+__all__ = ["ChimeraConfig", "HydraConfig", "register_components"]
 
 
 @dataclass
@@ -27,7 +27,17 @@ class HydraConfig(DraftVocabularyOption):
     ``shared``: all of them use the target's frozen LM head, and have few weights."""
 
 
+@dataclass
+class ChimeraConfig(DraftVocabularyOption):
+    """Configure Chimera's draft model (arXiv 2402.15758)."""
+
+    heads: int = ranged(4, least=1, most=64)
+    """Residual heads, each for one more token below the root: the passes of a round."""
+
+
 @hookimpl
 def register_components(register: Register) -> None:
-    """Register the drafter."""
+    """Register the drafters, and the tree that Chimera was published with."""
     register.drafter("hydra", "falcon_lab_hydra.hydra:HydraDrafter", config=HydraConfig)
+    register.drafter("chimera", "falcon_lab_hydra.chimera:ChimeraDrafter", config=ChimeraConfig)
+    register.template("chimera", "falcon_lab_hydra.tree:published_tree")
