@@ -19,7 +19,7 @@ from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.lean import FAMILIES as LEAN
 from falcon_lab.model.lm_head import LMHead
 from falcon_lab.model.masks import causal_mask
-from falcon_lab.model.packed import Packing, linear
+from falcon_lab.model.packed import JoinedMaps, NormedMap, Packing, linear
 from tiny_models import tiny_model
 
 WIDTH = 512
@@ -179,3 +179,48 @@ def test_a_change_leaves_no_copy_behind() -> None:
     weight.add_(0.01)
     _product(packing, weight, rows)
     assert first() is None
+
+
+def _maps(dtype: torch.dtype, rows: int = WIDTH) -> list[NormedMap]:
+    """Maps behind norms of their own; one has a bias."""
+    drawn = torch.Generator().manual_seed(3)
+    norms = [torch.rand(WIDTH, generator=drawn).to(dtype) + 0.5 for _ in range(3)]
+    weights = [_weight(dtype, rows + count) for count in range(3)]
+    biases = [None, torch.randn(rows + 1, generator=drawn).to(dtype), None]
+    return [NormedMap(*one) for one in zip(norms, weights, biases, strict=True)]
+
+
+def _one_by_one(maps: list[NormedMap], rows: Tensor) -> list[Tensor]:
+    return [
+        functional.linear(functional.rms_norm(rows, (WIDTH,), one.norm, 1e-5), *one[1:])
+        for one in maps
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_joined_maps_give_what_each_gives_and_follow_every_change(dtype: torch.dtype) -> None:
+    maps, rows = _maps(dtype), _rows(8, dtype)
+    joined, room = JoinedMaps(maps, 1e-5), 1e-4 if dtype == torch.float32 else 0.1
+    twin = copy.deepcopy(joined)
+    for change in (lambda: None, lambda: maps[0].norm.mul_(2), lambda: maps[2].weight.mul_(-1)):
+        change()
+        found = joined(rows[None])
+        assert found is not None
+        for one, expected in zip(found, _one_by_one(maps, rows), strict=True):
+            torch.testing.assert_close(one[0], expected, rtol=room, atol=room)
+    left = twin(rows[None])
+    assert left is not None
+    assert not torch.allclose(left[0], found[0])
+
+
+@torch.no_grad()
+def test_maps_that_gain_nothing_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _rows(8)
+    assert JoinedMaps(_maps(torch.float32, rows=8), 1e-5)(rows) is None
+    assert JoinedMaps(_maps(torch.float32), 1e-5)(rows[:1]) is None
+    trained = _maps(torch.float32)
+    trained[1].weight.requires_grad_()
+    assert JoinedMaps(trained, 1e-5)(rows) is None
+    monkeypatch.setattr(packed, "free_memory", lambda _: 1000)
+    assert JoinedMaps(_maps(torch.float32), 1e-5)(rows) is None

@@ -17,6 +17,7 @@ from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.partial import ATTENTIONS, NETWORKS
 from falcon_lab.model.passes import NewPositions
 from falcon_lab.model.target import Target
+from falcon_lab.testing.compiling import traced
 from falcon_lab.testing.targets import FAMILIES, tiny_model, tiny_target, tiny_tokenizer
 from falcon_lab.tree import listed_tree
 
@@ -352,6 +353,27 @@ def test_attentions_of_a_group_may_be_computed_elsewhere_on_llama_like_layers() 
     other = target_of("gpt2", lean=True)
     with pytest.raises(FalconLabError, match="only those of Llama-like layers can"):
         run(other, read(other), replace(GROUPED, beside=beside))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_pass_of_groups_can_be_traced(family: str) -> None:
+    target = target_of(family, lean=family == "llama")
+    fast = target.compiled(lambda line: None, traced)
+    ours, expected = (
+        run_one(each, NewPositions(torch.tensor([len(TEXT)]), None, roomy(each)))
+        for each in (fast, target)
+    )
+    torch.testing.assert_close(ours, expected)
+
+
+def roomy(target: Target) -> KVCache:
+    cache = target.new_cache(128)
+    target.prefill(torch.tensor(TEXT), cache)
+    return cache
+
+
+def run_one(target: Target, new: NewPositions) -> Tensor:
+    return target.run_part(torch.tensor([3]), new, GROUPED)
 
 
 class Shifted(GPT2Block):
