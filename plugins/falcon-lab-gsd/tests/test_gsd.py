@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from falcon_lab_gsd import GsdConfig
 from falcon_lab_gsd.__main__ import main
 from falcon_lab_gsd.graph import GsdTree
-from gsd_cases import ALL, FAMILIES, FOLDER, KNOWN, Markov, drafter, engine, read_whole, target
+from gsd_cases import ALL, FAMILIES, FOLDER, Markov, drafter, engine, read_whole, target
 
 from falcon_lab import testing
 from falcon_lab.errors import FalconLabError
@@ -277,16 +277,13 @@ def test_sampled_output_follows_the_target_s_distribution() -> None:
     assert builder.work.copies > 0
 
 
-def test_the_command_prints_what_merging_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_what_merging_saves(tmp_path: Path) -> None:
     model = target()
     model.model.save_pretrained(tmp_path / "target")
     model.tokenizer.save_pretrained(tmp_path / "target")
     (tmp_path / "texts").mkdir()
     for number in range(3):
         (tmp_path / "texts" / f"{number}.txt").write_text("a b c d e f " * 4, "utf-8")
-    monkeypatch.setattr("falcon_lab_gsd.saving.load_components", lambda: KNOWN)
     words = ["saving", str(tmp_path / "target"), "--corpus", str(tmp_path / "texts")]
     words += ["--drafter", "{name: selfspec, layers: 1}", "--tokens", "12", "--prompt-tokens", "8"]
     words += ["--set", "prob_threshold=0", "--set", "depth=3", "--set", "nodes=12"]

@@ -41,13 +41,14 @@ def saving(
     from falcon_lab.data.encoding import encode_all
     from falcon_lab.fields import options, parse_value
     from falcon_lab.pretraining.target import ensure_target
+    from falcon_lab.testing import build_drafter
     from falcon_lab_gsd import GsdConfig
-    from falcon_lab_gsd.saving import drafter_of, lines, savings
+    from falcon_lab_gsd.saving import lines, savings
 
     values = {key: parse_value(value) for key, _, value in (word.partition("=") for word in given)}
     config = options(GsdConfig, values, "tree")
     found = ensure_target(TargetConfig(name=target, lean=True))
-    made = drafter_of(parse_value(drafter), found)
+    made = build_drafter(found, parse_value(drafter))
     documents = islice(documents_of(corpus, split="heldout"), prompts)
     texts = [
         torch.tensor(one.tokens[:prompt_tokens], device=found.device)

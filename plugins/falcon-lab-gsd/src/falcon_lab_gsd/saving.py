@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from falcon_lab import testing
 from falcon_lab.interfaces import BuildContext, Drafter
 from falcon_lab.model.target import Target
-from falcon_lab.plugins.discovery import load_components
 from falcon_lab_gsd import GsdConfig
 from falcon_lab_gsd.graph import GsdTree, Work
 
@@ -83,15 +81,3 @@ def lines(found: Iterator[Saving]) -> Iterator[str]:
         "blocks: tokens that the drafter read; copies: verified nodes behind a merged edge; saved: "
         "copies below which something was drafted, for which the drafter read nothing"
     )
-
-
-def drafter_of(node: Any, target: Target) -> Drafter:
-    """Build the drafter of a YAML node.
-
-    Raises:
-        FalconLabError: the node describes none.
-    """
-    made: Drafter = load_components().provide("drafter", node, BuildContext(target))
-    if isinstance(made, torch.nn.Module):
-        made.to(target.device, target.dtype).eval()
-    return made
