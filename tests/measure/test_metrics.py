@@ -15,6 +15,15 @@ from falcon_lab.report.methods import NAMES
 from measuring import measurement, row
 
 
+def test_layers_are_counted_per_token_of_the_rounds() -> None:
+    columns = RoundColumns([2, 2], [2, 2], [2, 2], [2, 0], [3, 1], [40.0, 20.0])
+    made = row("a", wall=1.0, accepted=[2, 0])
+    turn = replace(made.turns[0], rounds=columns)
+    found = summarise([replace(made, turns=[turn])], None, lossless=True)
+    assert found.layers_per_token == 15
+    assert summarise([made], None, lossless=True).layers_per_token is None
+
+
 def test_a_small_case_worked_out_by_hand() -> None:
     # Four rounds accept 0, 1, 3 and 3 of 3: 7 accepted, 11 emitted, 12 new tokens.
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,22 @@ def test_verification_from_layer_n_on_is_the_whole_one() -> None:
         assert made.lower_layers == (2 if reuse else 0)
         texts.append(write(engine("llama", made, DYNAMIC), PROMPTS[0], 40))
     assert texts[0].tokens == texts[1].tokens
-    assert texts[0].rounds == texts[1].rounds
+    ours, whole = ([replace(one, layers=None) for one in text.rounds] for text in texts)
+    assert ours == whole
+    layers = [sum(one.layers or 0 for one in text.rounds) for text in texts]
+    assert layers[0] <= layers[1]
+
+
+def test_a_pass_costs_its_layers_one_more_and_the_head() -> None:
+    model = target("llama").model
+    layer, head = (
+        sum(weight.numel() for weight in part.parameters())
+        for part in (model.model.layers[0], model.lm_head)
+    )
+    whole = LAYERS * layer + head
+    assert drafter().pass_cost == pytest.approx((3 * layer + head) / whole)
+    narrow = drafter(draft_vocabulary=6).pass_cost
+    assert narrow == pytest.approx((3 * layer + head / 2) / whole)
 
 
 def test_compiled_passes_draft_and_verify_the_same() -> None:

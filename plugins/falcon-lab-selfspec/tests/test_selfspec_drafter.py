@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,40 @@ def test_sampled_output_follows_the_targets_distribution(options: dict[str, Any]
     one = engine("llama", sampled, {"name": "draft_exit"}, **options)
     settings = {"samples": 300, "temperature": 1.5, "top_k": 3}
     assert testing.fit(one, [3, 1], generator=torch.Generator().manual_seed(5), **settings) > 0.01
+
+
+def note_tokens(seen: list[int], layer: Any, inputs: Any, output: Any) -> None:
+    """Note how many tokens have gone through a layer."""
+    seen.append(inputs[0].shape[1])
+
+
+@pytest.mark.parametrize("tree", [CHAIN, BRANCHED], ids=["chain", "tree"])
+def test_verification_goes_on_behind_the_layers_that_drafted(tree: dict[str, Any]) -> None:
+    runs, texts = [], []
+    for layers in (2, 0):  # which verification leaves out
+        one = engine("llama", tree, layers=2)
+        one.drafter.lower_layers = layers
+        seen: list[int] = []
+        note = partial(note_tokens, seen)
+        hooks = [layer.register_forward_hook(note) for layer in target("llama").model.model.layers]
+        texts.append(testing.write(one, PROMPTS[0], 24))
+        for hook in hooks:
+            hook.remove()
+        runs.append(sum(seen))
+    assert texts[0].tokens == texts[1].tokens == testing.plain_text(target("llama"), PROMPTS[0], 24)
+    assert [r.accepted for r in texts[0].rounds] == [r.accepted for r in texts[1].rounds]
+    assert runs[0] < runs[1]  # layers that tokens go through
+    for text in texts:  # passes go through as many: the newest tokens are read in one of their own
+        assert all(one.layers == 2 * one.passes + LAYERS for one in text.rounds if one.passes)
+
+
+def test_layers_run_are_those_of_all_passes() -> None:
+    one = engine("llama", CHAIN, skip_attention=[1, 2], skip_mlp=[2])
+    for rounds in (
+        testing.write(one, PROMPTS[0], 24).rounds,
+        testing.write_together(one, PROMPTS, 24)[0].rounds,
+    ):
+        assert all(done.layers == 2.5 * done.passes + LAYERS for done in rounds)
 
 
 def test_a_target_of_which_nothing_is_skipped_is_always_right() -> None:

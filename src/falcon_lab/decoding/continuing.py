@@ -106,6 +106,10 @@ class ContinuedPasses:
         """Commit the accepted path of every tree."""
         self._inner.commit(accepted)
 
+    def layers_run(self, place: int) -> float:
+        """Return the layers of the round's passes."""
+        return self._inner.layers_run(place)
+
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
         """Append provisional tokens, and note what the lower layers give of them."""
         found = self._inner.run(drafts, plan)

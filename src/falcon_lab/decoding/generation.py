@@ -31,6 +31,8 @@ class Round:
         emitted: tokens added to the text, correction or bonus token included. Only in the last
             round of a text that was cut is it not ``accepted + 1``.
         auxiliary: nodes that were verified and could not be accepted.
+        layers: of the target that its passes went through, in drafting and verification; None where
+            verification is all that the target does.
     """
 
     nodes: int
@@ -39,6 +41,7 @@ class Round:
     accepted: int
     emitted: int
     auxiliary: int = 0
+    layers: float | None = None
 
 
 @dataclass(slots=True)

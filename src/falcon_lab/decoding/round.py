@@ -164,6 +164,7 @@ class SpeculativeRounds:
         self._beginning = cast(BeginsRounds, drafts) if begins else None
         self._parts = parts
         self._chunk = chunk
+        self._runs_target = drafter.provisional(parts[0].builder) > 0
 
     def admit(self, place: int, sequence: DecodedSequence, cache: KVCache) -> None:
         """Read a new sequence's prompt, and draw its root.
@@ -219,7 +220,8 @@ class SpeculativeRounds:
             sequence.root = one.tokens[-1]
             drafted = min(outcome.accepted, len(added))
             shape = outcome.nodes, outcome.drafted, passes[place]
-            sequence.rounds.append(Round(*shape, drafted, len(added), tree.auxiliary))
+            layers = self._sequences.layers_run(place) if self._runs_target else None
+            sequence.rounds.append(Round(*shape, drafted, len(added), tree.auxiliary, layers))
             if sequence.on_round is not None:
                 sequence.on_round(added, drafted, tree, one.acceptance)
         clock.lap("overhead")

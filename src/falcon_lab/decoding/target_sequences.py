@@ -45,6 +45,10 @@ class TreePasses(Protocol):
         """Commit the accepted path of every tree."""
         ...
 
+    def layers_run(self, place: int) -> float:
+        """Return how many layers the passes of the round went through that was verified last."""
+        ...
+
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
         """Append provisional tokens of some sequences (``TargetLayers``)."""
         ...
@@ -81,7 +85,7 @@ def target_sequences(target: Target, count: int, capacity: int) -> TargetSequenc
 
 
 class PassesOfRound:
-    """Knows which layers have keys of a round's draft tokens, where passes go different ways.
+    """Knows which layers a round's draft tokens went through, and how many passes did.
 
     Args:
         layers: of the target.
@@ -90,10 +94,17 @@ class PassesOfRound:
     def __init__(self, layers: int) -> None:
         self._layers = layers
         self._before: dict[int, list[tuple[int, LayerPlan]]] = {}  # tokens and plan, by place
+        self._verified: dict[int, list[tuple[int, LayerPlan]]] = {}  # of the round that has ended
+        self._first = 0  # layer that its verification began with
 
-    def clear(self) -> None:
-        """Begin a round."""
-        self._before = {}
+    def end(self, first: int = 0) -> None:
+        """End a round by a verification that begins with a layer."""
+        self._before, self._verified, self._first = {}, self._before, first
+
+    def layers(self, place: int) -> float:
+        """Return the layers that the passes of the round that ended last went through."""
+        drafting = (plan.work(self._layers) for _, plan in self._verified.get(place, ()))
+        return sum(drafting) + self._layers - self._first
 
     def add(self, place: int, new: DraftTokens, plan: LayerPlan) -> bool:
         """Note a pass; return whether another one of the round went another way.
@@ -159,7 +170,7 @@ class OneSequence:
         self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
     ) -> list[TargetOutput]:
         """Read a tree, in the place of what was provisional."""
-        self._passes.clear()
+        self._passes.end(0 if lower is None else lower.count)
         if lower is not None:
             self._cache.arrange((self._start,), lower.slots)
         if self._cache.length > self._start:
@@ -173,9 +184,13 @@ class OneSequence:
         self._cache.commit((self._start,), (accepted[0].path,), (accepted[0].nodes,))
         self._start = self._cache.length
 
+    def layers_run(self, place: int) -> float:
+        """Return the layers of the round's passes."""
+        return self._passes.layers(place)
+
     def keep(self) -> None:
         """Commit the provisional tokens."""
-        self._passes.clear()
+        self._passes.end()
         self._start = self._cache.length
 
     def run(self, drafts: Mapping[int, DraftTokens], plan: LayerPlan) -> dict[int, Tensor]:
@@ -227,13 +242,17 @@ class ManySequences:
         added = self._provisional[: len(lengths)]
         self._cache.commit(lengths, [range(count) for count in added])
         self._provisional = [0] * len(self._provisional)
-        self._passes.clear()
+        self._passes.end()
+
+    def layers_run(self, place: int) -> float:
+        """Return the layers of the round's passes that were for a sequence."""
+        return self._passes.layers(place)
 
     def verify(
         self, trees: Sequence[TokenTree], lower: LowerLayers | None = None
     ) -> list[TargetOutput]:
         """Read a tree for every sequence, padded to the widest."""
-        self._passes.clear()
+        self._passes.end(0 if lower is None else lower.count)
         self._provisional = [0] * len(self._provisional)
         if lower is None:
             output = self._target.verify_batch(trees, self._cache)

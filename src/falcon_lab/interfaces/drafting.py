@@ -109,6 +109,14 @@ class DrafterHost(Protocol):
         """Apply the LM head, scaled or capped as the target does: ``[..., H]`` -> ``[..., V]``."""
         ...
 
+    def norm(self, states: Tensor) -> Tensor:
+        """Apply the final norm, which makes features of the layers' states: ``[..., H]``.
+
+        Raises:
+            FalconLabError: the model has none of the names that are known.
+        """
+        ...
+
     def pass_cost(self, plan: LayerPlan) -> float:
         """Return what a pass through a part of the layers and the LM head costs, in decode steps.
 

@@ -146,6 +146,13 @@ class LayerPlan:
         skipped = self.skip_attention & self.skip_mlp
         return tuple(layer for layer in range(self.first, stop) if layer not in skipped)
 
+    def work(self, count: int) -> float:
+        """Return how many layers of such a model a pass runs; an attention alone is half of one."""
+        stop = count if self.last is None else self.last
+        run = range(self.first, stop)
+        skipped = (self.skip_attention, self.skip_mlp)
+        return sum(layer not in each for layer in run for each in skipped) / 2
+
     def stores(self, count: int) -> frozenset[int]:
         """Return the layers of such a model in which a pass leaves keys and values."""
         stop = count if self.last is None else self.last

@@ -34,8 +34,7 @@ class _Line:
     @property
     def is_whole(self) -> bool:
         """Return whether it took some time and its columns have an entry for every round."""
-        columns = (vars(turn.rounds).values() for turn in self.turns)
-        even = all(len(set(map(len, of_turn))) == 1 for of_turn in columns)
+        even = all(turn.rounds.is_even for turn in self.turns)
         return even and bool(self.turns) and all(turn.times.wall > 0 for turn in self.turns)
 
 

@@ -273,6 +273,7 @@ def _columns(out: Generation) -> RoundColumns:
         passes=[r.passes for r in out.rounds],
         accepted=[r.accepted for r in out.rounds],
         emitted=[r.emitted for r in out.rounds],
+        layers=[r.layers for r in out.rounds if r.layers is not None],
     )
 
 

@@ -126,6 +126,12 @@ DEFINITIONS: dict[str, str] = {
         "draft tokens and auxiliary nodes that the target verified per round, the root not counted"
     ),
     "passes_per_round": "drafter passes per round",
+    "layers_per_token": (
+        "for a method that drafts with the target's own layers: decoder layers that the target's "
+        "passes go through, in drafting and verification, per token of the rounds; a pass over "
+        "several tokens counts once, a layer's attention or feed-forward network alone half; plain "
+        "decoding goes through all of them for each token"
+    ),
     "time_split": (
         "share of decoding time, in %: the drafter's passes, verification by the target, "
         "acceptance and commit, tree building and the rest of the loop; sums to 100"
@@ -192,6 +198,7 @@ class MethodSummary:
     distinct: float
     finish: dict[str, int]
     ties: int = 0
+    layers_per_token: float | None = None
 
 
 def summarise(
@@ -230,6 +237,7 @@ def summarise(
         distinct=sum(record.distinct for record in records) / len(records),
         finish=_finishes(records),
         ties=sum(is_tie(record.margin, record.noise) for record in records),
+        layers_per_token=_ratio(sum(rounds.layers), sum(rounds.emitted)) or None,
     )
 
 

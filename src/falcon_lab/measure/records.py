@@ -29,6 +29,7 @@ class RoundColumns:
         accepted: draft tokens accepted.
         emitted: tokens that reached the answer: the accepted ones and the target's own, less
             what was cut off by EOS, a stop string or the length limit.
+        layers: of the target that the round's passes went through; empty where drafting runs none.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -36,9 +37,16 @@ class RoundColumns:
     passes: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
+    layers: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.accepted)
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether every column that is there has an entry for every round."""
+        found = {name: len(column) for name, column in vars(self).items()}
+        return found.pop("layers") in (0, len(self)) and set(found.values()) == {len(self)}
 
     def __add__(self, other: RoundColumns) -> RoundColumns:
         return RoundColumns(

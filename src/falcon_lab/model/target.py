@@ -141,6 +141,15 @@ class Target:
         """Return the model's own logits of features: ``[..., H]`` -> ``[..., V]``."""
         return self._lm_head.forward(features)
 
+    def norm(self, states: Tensor) -> Tensor:
+        """Return features of hidden states between the layers: ``[..., H]``.
+
+        Raises:
+            FalconLabError: the model has no final norm of a name that is known.
+        """
+        features: Tensor = self.backbone.final_norm(states)
+        return features
+
     def pass_cost(self, plan: LayerPlan) -> float:
         """Return what a pass through a part of the layers and the LM head costs, in decode steps.
 

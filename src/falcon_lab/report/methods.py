@@ -26,6 +26,7 @@ NAMES = {
     "acceptance_conditional": "… given i-1",
     "nodes_per_round": "nodes",
     "passes_per_round": "passes",
+    "layers_per_token": "layers",
     "time_split": "time split",
     "identical_share": "identical",
     "divergence_rate": "divergence rate",
@@ -80,6 +81,7 @@ TAU_DRAFT = Column("τ draft", "tau_draft", decimals(2))
 ALPHA = Column("α %", "alpha", percent(1))
 NODES = Column("nodes", "nodes_per_round", decimals(1))
 PASSES = Column("passes", "passes_per_round", decimals(1))
+LAYERS = Column("layers", lambda s: s.get("layers_per_token"), decimals(1))
 ACCEPTED = Column("accepted at 1, 2, … %", "acceptance", shares, left=True)
 IDENTICAL = Column("identical", identical, left=True)
 
@@ -89,6 +91,12 @@ WORK = (
     NODES,
     PASSES,
 )
+
+
+def work(summaries: Sequence[Summary]) -> tuple[Column, ...]:
+    """Return the columns of what rounds do; layers where a method drafts with the target's own."""
+    counted = any(summary.get("layers_per_token") for summary in summaries)
+    return (*WORK, LAYERS) if counted else WORK
 
 
 def method_column(labels: Mapping[str, str]) -> Column:
@@ -117,13 +125,14 @@ def format_table(results: Mapping[str, Any]) -> str:
         "Speed-up: wall time per token against plain decoding in the same loop, prefill included. "
         "τ counts the target's own token, τ draft does not; α = accepted/(accepted + rounds). "
         "Times in % of decoding; commit holds acceptance; nodes (draft tokens verified) and passes "
-        "(of the drafter) per round.",
+        "(of the drafter) per round; layers (that the target's passes go through, in drafting too) "
+        "per token.",
         *exclamations(warnings(results)),
         *left_out(results),
     ]
     tables = [Table((METHOD, *FIGURES, IDENTICAL), list(results["methods"].values()))]
     if found := drafting(results):
-        tables.append(Table((METHOD, *WORK, ACCEPTED), found))
+        tables.append(Table((METHOD, *work(found), ACCEPTED), found))
     return join(tables, notes)
 
 

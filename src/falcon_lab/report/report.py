@@ -17,7 +17,6 @@ from falcon_lab.report.methods import (
     FIGURES,
     IDENTICAL,
     SPEED,
-    WORK,
     comparison_sentences,
     definitions,
     drafting,
@@ -26,6 +25,7 @@ from falcon_lab.report.methods import (
     method_column,
     named,
     warnings,
+    work,
 )
 from falcon_lab.report.tables import Column, Table, decimals, percent
 from falcon_lab.report.tree_drawing import draw_svg
@@ -74,7 +74,7 @@ def render(
         assurance=_assurance(results),
         comparison=_table(results, list(methods.values()), _SPEEDS),
         rivals=" ".join(comparison_sentences(results, PLAIN)),
-        work=_table(results, drafting(results), _WORK),
+        work=_table(results, drafting(results), (*work(drafting(results)), ROUNDS, ACCEPTED)),
         plots={name: plot(methods) for name, plot in _PLOTS.items()},
         hf_generate=HF_GENERATE,
         curves=method_plots.training_curves(history),
@@ -90,7 +90,6 @@ def render(
 
 
 _SPEEDS = (SPEED, DECODING_SPEED, *FIGURES[1:], IDENTICAL, DISTINCT)
-_WORK = (*WORK, ROUNDS, ACCEPTED)
 _PLOTS = {
     "speedups": method_plots.speedups,
     "time_split": method_plots.time_split,

@@ -77,6 +77,15 @@ class EesdDrafter(FeatureHead):
         self.taps = (layers,)
         self.lower_layers = layers if config.reuse else 0
 
+    @property
+    def pass_cost(self) -> float:  # type: ignore[override]
+        """What a pass costs in decode steps: layers 0 to N - 1, one of their kind, and a head."""
+        count, host = self.host.config.num_hidden_layers, self.host
+        head = host.pass_cost(LayerPlan.exit_after(0, count))
+        missing = 1 - (self.vocabulary or host).vocab_size / host.vocab_size
+        cost: float = host.pass_cost(LayerPlan(last=self.taps[0] + 1)) - head * missing
+        return cost
+
     def _draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
         super()._draft_through(make)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from falcon_lab.drafters.self_drafting import SelfDrafter
 from falcon_lab.errors import ConfigError
 from falcon_lab.interfaces import BuildContext, LayerPlan
@@ -10,6 +12,8 @@ from falcon_lab_selfspec import SKIPS, SelfSpecConfig
 
 class SelfSpecDrafter(SelfDrafter):
     """Draft with the target itself, some of whose layers or parts of layers are skipped.
+
+    Where it drafts with the first layers alone, verification goes on behind them.
 
     Args:
         config: what is skipped.
@@ -22,11 +26,16 @@ class SelfSpecDrafter(SelfDrafter):
     def __init__(self, config: SelfSpecConfig, context: BuildContext) -> None:
         super().__init__(context.host)
         self._plan = plan_of(config, context.host.config.num_hidden_layers)
+        self.lower_layers = self._plan.last or 0
 
     @property
     def plan(self) -> LayerPlan:
         """The part of the target that drafts."""
         return self._plan
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Turn ``[F, H]`` where the plan ends into ``[F, V]``: an exit goes through the norm."""
+        return super().logits(self.host.norm(states) if self.lower_layers else states)
 
 
 def plan_of(config: SelfSpecConfig, count: int) -> LayerPlan:
@@ -38,7 +47,7 @@ def plan_of(config: SelfSpecConfig, count: int) -> LayerPlan:
     if config.layers is not None:
         if config.layers > count:
             raise ConfigError("layers", f"is {config.layers}; the target has {count}")
-        return LayerPlan.exit_after(config.layers, count)
+        return LayerPlan() if config.layers == count else LayerPlan(last=config.layers)
     if config.skip_attention is None and config.skip_mlp is None:
         skipped = default_skipped(count)
         return LayerPlan(skip_attention=skipped, skip_mlp=skipped)
