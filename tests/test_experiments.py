@@ -132,6 +132,20 @@ def test_attentions_side_by_side_draft_without_training(
     assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "methods"),
+    [("diffusion", ["chain", "diffuspec", "paths"]), ("specdiff", ["chain", "deterministic"])],
+)
+def test_a_masked_model_drafts(
+    recipe: str, methods: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_in_place(ROOT / "plugins" / "falcon-lab-diffusion", tmp_path / "site", monkeypatch)
+    small = ["data.corpus=generated", "drafter.layers=1", "drafter.draft_vocabulary=null"]
+    folder = tmp_path / "run"
+    run("run", EXPERIMENTS / f"{recipe}.yaml", *smoke(f"out={folder}", *small))
+    products(folder, methods)
+
+
 def test_an_early_exit_ends_with_its_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

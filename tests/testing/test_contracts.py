@@ -50,6 +50,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "selfspec", "skip_attention": [0], "skip_mlp": [1]},
         {"name": "eesd", "draft_vocabulary": 7},
         {"name": "space", "mask_token": "<unk>", "block": 2},
+        {"name": "diffusion", "block": 3, "attention": "bidirectional", "draft_vocabulary": 7},
         {"name": "union", "parts": [{"name": "lookahead", "ngram": 3}, {"name": "falcon"}]},
         {"name": "union", "parts": [{"name": "falcon", "block": 3}, {"name": "sps"}]},
     ],
@@ -75,6 +76,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "falcon", "feature_form": "mse"},
         {"name": "falcon", "slot_decay": 0.8},
         {"name": "medusa", "label": "soft"},
+        {"name": "mdlm", "label": "soft", "streak": 0.5},
     ],
 }
 

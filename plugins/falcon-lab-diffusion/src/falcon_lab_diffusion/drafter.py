@@ -228,10 +228,9 @@ class DiffusionDrafter(TrainableDrafter):
         group: Tensor,
         weight: Tensor | None,
     ) -> Prediction:
-        head = self._own_head if self.pretrained else None
-        return Prediction(None, None, label, source, slot, group, head, rows, weight)
+        return Prediction(None, None, label, source, slot, group, self._head, rows, weight)
 
-    def _own_head(self, rows: Tensor, slot: Tensor) -> Tensor:
+    def _head(self, rows: Tensor, slot: Tensor) -> Tensor:
         return self.model.logits(rows)
 
     # --- drafting ---------------------------------------------------------------------------

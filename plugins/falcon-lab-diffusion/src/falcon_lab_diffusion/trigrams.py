@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from falcon_lab.config.schema import TargetConfig
 from falcon_lab.data.corpora import corpus
 from falcon_lab.data.encoding import encode_all
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about, write_atomically
+from falcon_lab.pretraining.target import ensure_target
 
 DISCOUNT = 0.75
 ORDER = 3
@@ -200,20 +202,21 @@ def _add_line(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Count trigrams of a corpus in a target's tokens, and write them."""
-    from transformers import AutoTokenizer
-
     parser = argparse.ArgumentParser("falcon_lab_diffusion.trigrams", description=main.__doc__)
-    parser.add_argument("tokenizer", help="hub id or folder of the target's tokenizer")
+    parser.add_argument("target", help="as target.name, whose tokenizer is used")
     parser.add_argument("corpus", help="as data.corpus: a name, a folder, or a file")
     parser.add_argument("out", type=Path, help="the ARPA file")
     parser.add_argument("--documents", type=int, help="at the most")
     parser.add_argument("--least", type=int, default=2, help="trigrams that are rarer are left out")
     given = parser.parse_args(arguments)
-    tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
-    documents = corpus(given.corpus, split="train", limit=given.documents)
-    texts = (encoded.tokens for encoded in encode_all(documents, tokenizer))
-    model = count_trigrams(texts, least=given.least)
-    write_arpa(model, given.out)
+    try:
+        tokenizer = ensure_target(TargetConfig(name=given.target)).tokenizer
+        documents = corpus(given.corpus, split="train", limit=given.documents)
+        texts = (encoded.tokens for encoded in encode_all(documents, tokenizer))
+        model = count_trigrams(texts, least=given.least)
+        write_arpa(model, given.out)
+    except FalconLabError as error:
+        parser.error(str(error))
     sys.stdout.write(f"{len(model.log_p):,} n-grams: {given.out}\n")
 
 
