@@ -108,6 +108,23 @@ def test_hidden_states_are_carried_over_and_draft(
     assert results["components"]["chain"]["drafter"]["name"] == "hidden_transfer"
 
 
+def test_a_tuned_target_drafts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_in_place(ROOT / "plugins" / "falcon-lab-space", tmp_path / "site", monkeypatch)
+    small = {"mask_token": None, "max_steps": 3, "length": 32, "batch_size": 1, "positions": 8}
+    short = {**small, "documents": 20, "validation": 2}
+    tune = [f"target.tune.{key}={value}" for key, value in short.items()]
+    job = smoke(f"out={tmp_path / 'run'}", "data.corpus=generated", *tune)
+    run("run", EXPERIMENTS / "space.yaml", *job)
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert {"one", "two", "three"} <= set(results["methods"])
+    assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
+    tuning = results["target"]["tuning"]
+    assert tuning["parent"]["fingerprint"] != results["target"]["fingerprint"]
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert tuning["parent"]["fingerprint"] in report
+    assert not (tmp_path / "run" / "drafter").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "plugin"), [("fspad", "eagle"), ("hydra", "hydra"), ("chimera", "hydra")]
 )

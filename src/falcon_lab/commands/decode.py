@@ -158,6 +158,7 @@ def check(
     from falcon_lab.config.schema import dtype_name
     from falcon_lab.decoding.losslessness import greedy_equality, sampled_distance
     from falcon_lab.decoding.rounding import EXACT
+    from falcon_lab.pretraining.tuned import tuning_sentence
 
     config = experiment.evaluation
     config.prompts.limit = prompts
@@ -185,6 +186,8 @@ def check(
         side_by_side=SIDE_BY_SIDE,
     )
     click.echo(sampled.verdict)
+    if target.tuning is not None:
+        click.echo(f"compared with the tuned target's own output: {tuning_sentence(target.tuning)}")
     if not engine.lossless:
         name = experiment.acceptance["name"]
         click.echo(f"NOT lossless: acceptance rule {name!r} is lossy by its own word")

@@ -86,6 +86,7 @@ def target_of(target: Target, quality: Mapping[str, Any] | None = None) -> dict[
         "fingerprint": target.fingerprint,
         "dtype": str(target.dtype),
         "quality": quality,
+        "tuning": target.tuning,
     }
 
 

@@ -44,8 +44,8 @@ def build_results(
     Args:
         measurement: from ``measure``.
         experiment: the resolved experiment as plain values.
-        target: ``name``, ``revision``, ``fingerprint``, ``dtype`` and ``quality`` (None, or what
-            the gate found: at least ``passed`` and ``verdict``).
+        target: ``name``, ``revision``, ``fingerprint``, ``dtype``, ``quality`` (None, or what
+            the gate found: at least ``passed`` and ``verdict``) and ``tuning`` (of a tuned one).
         header: from ``provenance.header``.
         components: method -> kind -> name, distribution and version.
         headline: the method that the first sentence of the report and the sweep's metric are

@@ -12,6 +12,7 @@ from typing import Any
 from falcon_lab.measure.metrics import MethodSummary
 from falcon_lab.measure.records import Record
 from falcon_lab.measure.statistics import Comparison
+from falcon_lab.pretraining.tuned import Tuning
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class MeasuredTarget:
     revision: str | None = None
     fingerprint: str | None = None
     quality: Judged | None = None
+    tuning: Tuning | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ from falcon_lab.training import make_optimizer, train
 BYTES = 16
 """Of a trained weight: itself, its gradient, and two moments of AdamW, in float32."""
 
+LOG_EVERY = 5
+"""Steps between two points of the curve."""
+
 FINAL_LR = 0.05
 """Share of the learning rate at the last step."""
 
@@ -139,6 +142,8 @@ def tune(
     with warnings.catch_warnings():
         # As it decodes, without dropout, so that a resumed training is an undisturbed one.
         warnings.filterwarnings("ignore", "Found .* module.* in eval mode")
+        # Validation is perplexity, before and after.
+        warnings.filterwarnings("ignore", "You passed in a `val_dataloader`")
         train(
             module,
             data,
@@ -147,6 +152,7 @@ def tune(
                 "gradient_clip_val": options.gradient_clip_val,
                 "precision": options.precision,
                 "limit_val_batches": 0,
+                "log_every_n_steps": min(LOG_EVERY, options.max_steps),
                 "devices": 1,  # other processes would wait for the same target
             },
             folder,

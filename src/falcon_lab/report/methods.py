@@ -10,6 +10,7 @@ from typing import Any
 
 from falcon_lab.config.schema import dtype_name
 from falcon_lab.measure.metrics import DEFINITIONS
+from falcon_lab.pretraining.tuned import tuning_sentence
 from falcon_lab.report.tables import Cell, Column, Table, decimals, percent, shares, times
 
 Summary = Mapping[str, Any]
@@ -152,12 +153,18 @@ def left_out(results: Mapping[str, Any]) -> list[str]:
     return [f"Left out: {n} ({why})" for n, why in (results.get("left_out") or {}).items()]
 
 
-def quality_warnings(results: Mapping[str, Any]) -> list[str]:
-    """Warn of a target that did not pass its quality gate."""
-    quality = (results.get("target") or {}).get("quality")
-    if not quality or quality["passed"]:
-        return []
-    return [f"The target did not pass its quality gate: {quality['verdict'].rstrip('.')}."]
+def target_warnings(results: Mapping[str, Any]) -> list[str]:
+    """Warn of a target that did not pass its quality gate, and of one that was tuned."""
+    target = results.get("target") or {}
+    quality, tuning, found = target.get("quality"), target.get("tuning"), []
+    if quality and not quality["passed"]:
+        found.append(f"The target did not pass its quality gate: {quality['verdict'].rstrip('.')}.")
+    if tuning:
+        found.append(
+            f"Output is compared with the tuned target's, not with its parent's: {target['name']} "
+            f"({target['fingerprint']}) is {tuning_sentence(tuning)}."
+        )
+    return found
 
 
 def lossy_warning(name: str) -> str:
@@ -167,7 +174,7 @@ def lossy_warning(name: str) -> str:
 
 def warnings(results: Mapping[str, Any]) -> list[str]:
     """Return what a reader must know before believing the figures, a sentence each."""
-    found = quality_warnings(results)
+    found = target_warnings(results)
     for name, s in results["methods"].items():
         if not s["lossless"]:
             found.append(lossy_warning(name))

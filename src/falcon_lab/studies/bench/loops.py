@@ -98,6 +98,8 @@ def llama_cpp(setup: Setup, *, attempt: Attempt) -> LlamaGenerate | str:
         attempt: lets an engine generate once, to see whether it can.
     """
     path = source_of(setup.experiment.target, setup.announce, setup.components)
+    if setup.target.tuning is not None:
+        return "the target is tuned, and no GGUF file has its weights"
     if not isinstance(path, str) or not is_gguf(path):
         return "the target is no GGUF file"
     threads = setup.experiment.evaluation.threads or torch.get_num_threads()

@@ -26,8 +26,8 @@ from falcon_lab.report.methods import (
     lossy_warning,
     name_of,
     parts_at_ties_alone,
-    quality_warnings,
     setting,
+    target_warnings,
 )
 from falcon_lab.report.plots import COLOURS, STYLES, Curve, Panel, line_plot
 from falcon_lab.report.tables import NOTHING, Column, Table, decimals, interval, times, wrap
@@ -224,7 +224,7 @@ def _format_paper(paper: Mapping[str, Any]) -> str:
 
 def warnings(results: Results) -> list[str]:
     """Return what a reader must know before believing the figures, a sentence each."""
-    found = quality_warnings(results)
+    found = target_warnings(results)
     lossy = dict.fromkeys(row["head"] for row in results["rows"] if not row["lossless"])
     found += map(lossy_warning, lossy)
     for row in results["rows"]:
