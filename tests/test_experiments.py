@@ -126,13 +126,15 @@ def test_a_tuned_target_drafts_for_itself(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "plugin"), [("fspad", "eagle"), ("hydra", "hydra"), ("chimera", "hydra")]
+    ("name", "plugin"),
+    [("fspad", "eagle"), ("hydra", "hydra"), ("chimera", "hydra"), ("dspark", "dflash")],
 )
 def test_a_head_for_a_real_model_ends_with_its_products(
     name: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_in_place(ROOT / "plugins" / f"falcon-lab-{plugin}", tmp_path / "site", monkeypatch)
     small = ["data.corpus=generated", "data.feature_store=null", "drafter.draft_vocabulary=null"]
+    small += ["drafter.taps=[]"] if name == "dspark" else []
     run("run", EXPERIMENTS / f"{name}.yaml", *smoke(f"out={tmp_path / 'run'}", *small))
     products(tmp_path / "run", ["chain", "tree"])
 

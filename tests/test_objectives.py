@@ -84,6 +84,16 @@ def test_the_soft_term_is_the_divergence_of_student_from_teacher() -> None:
     assert torch.allclose(same, torch.zeros(7), atol=1e-6)
 
 
+def test_the_other_forms_are_squared_distances_and_absolute_ones() -> None:
+    rows = _rows()
+    assert rows.student_features is not None
+    found = _objective(feature_form="mse", soft_form="l1")(rows)
+    squared = (rows.student_features - rows.teacher_features).square().mean(-1)
+    torch.testing.assert_close(found["feature"], squared)
+    p, q = (of.softmax(-1) for of in (rows.teacher_logits, rows.student_logits))
+    torch.testing.assert_close(found["soft"], 2 * (1 - torch.minimum(p, q).sum(-1)))
+
+
 def test_the_tempered_form_is_upstream_s_mixture() -> None:
     rows = _rows()
     p = rows.teacher_logits.softmax(-1)

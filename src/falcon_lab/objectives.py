@@ -66,8 +66,8 @@ class FalconObjective(Objective):
     def _from_logits(self, rows: LabelledRows) -> dict[str, Tensor]:
         """Return the terms that read logits.
 
-        ``soft`` is KL(p || q), or upstream's tempered mixture; ``hard`` is the cross-entropy with
-        one token a row, 0 where there is no token.
+        ``soft`` is KL(p || q), Σ|p - q|, or upstream's tempered mixture; ``hard`` is the
+        cross-entropy with one token a row, 0 where there is no token.
         """
         student, teacher = rows.student_logits, rows.teacher_logits
         terms = {}
@@ -80,7 +80,8 @@ class FalconObjective(Objective):
             return {**terms, "soft": rows.term(soft)}
         student = _single(student)
         if self.config.soft:
-            terms["soft"] = rows.term(self._tempered(student, _single(teacher)))
+            compare = _l1 if self.config.soft_form == "l1" else self._tempered
+            terms["soft"] = rows.term(compare(student, _single(teacher)))
         if self.config.hard:
             terms["hard"] = functional.cross_entropy(
                 student, labels, reduction="none", ignore_index=NO_LABEL
@@ -106,6 +107,11 @@ class FalconObjective(Objective):
         )
         drawn = torch.searchsorted(total, point.to(total) * total[:, -1:], right=True).squeeze(-1)
         return rows.label(drawn.clamp_max(total.shape[-1] - 1))
+
+
+def _l1(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return Σ|p - q| of each row."""
+    return (teacher.softmax(-1) - student.softmax(-1)).abs().sum(-1)
 
 
 def soft_and_hard(student: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"name": "medusa", "head": "shared", "layers": 2, "draft_vocabulary": 7},
         {"name": "hydra", "layers": 2, "prefix": True, "head": "shared", "draft_vocabulary": 7},
         {"name": "dflash", "block": 1, "layers": 1},
+        {"name": "dspark", "block": 3, "layers": 1, "rank": 4, "draft_vocabulary": 7},
         {"name": "dflash", "block": 4, "layers": 1, "draft_vocabulary": 7},
         {"name": "sps", "layers": 1, "draft_vocabulary": 7},
         {"name": "selfspec", "skip_attention": [0], "skip_mlp": [1]},

@@ -98,8 +98,9 @@ class FalconObjectiveConfig:
     hard_label: str = choice("argmax", ("argmax", "data", "sampled"))
     """``argmax`` of the target, the ``data``'s token, or ``sampled`` from the target (official
     code)."""
-    soft_form: str = choice("kl", ("kl", "tempered"))
-    """``kl``, or ``tempered`` (the official code's temperature mixture)."""
+    soft_form: str = choice("kl", ("kl", "tempered", "l1"))
+    """``kl``, ``tempered`` (the official code's temperature mixture), or ``l1``: Σ|p - q|, twice
+    the chance that sampling rejects a token (DSpark's)."""
     temperature: float = ranged(0.95, least=1e-3, most=1000)
     """Of the tempered form."""
     slot_decay: float = ranged(1.0, least=1e-3, most=1)

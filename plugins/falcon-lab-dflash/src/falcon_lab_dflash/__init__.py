@@ -1,4 +1,4 @@
-"""A block drafter like DFlash (arXiv 2602.06036) for falcon-lab. Imports no torch."""
+"""Block drafters like DFlash (arXiv 2602.06036) for falcon-lab. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from falcon_lab import hookimpl
 from falcon_lab.fields import ranged
 from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
 
-__all__ = ["DFlashConfig", "register_components"]
+__all__ = ["DFlashConfig", "DSparkConfig", "DominoConfig", "register_components"]
 
 
 @dataclass
@@ -25,11 +25,35 @@ class DFlashConfig(DraftVocabularyOption):
     from the first to the last but one in equal steps."""
     anchors: int = ranged(32, least=1, most=10_000)
     """Blocks of a packed sequence that are trained at a time, at random places."""
+    causal: bool = False
+    """A position attends to those of its block up to itself alone (JetSpec)."""
+
+
+@dataclass
+class DSparkConfig(DFlashConfig):
+    """Configure a block drafter with DSpark's Markov head (arXiv 2607.05147)."""
+
+    block: int = ranged(7, least=1, most=64)
+    """Tokens that a round drafts at most: the masked positions after the root, and passes."""
+    rank: int = ranged(256, least=1, most=100_000)
+    """Of the head: the width of what it keeps of the token before."""
+
+
+@dataclass
+class DominoConfig(DFlashConfig):
+    """Configure a block drafter with Domino's causal correction (arXiv 2605.29707)."""
+
+    block: int = ranged(7, least=1, most=64)
+    """Tokens that a round drafts at most: the masked positions after the root, and passes."""
+    rank: int = ranged(256, least=1, most=100_000)
+    """Of the correction, which is a map of the state and the block's output through so many."""
+    state: int = ranged(1024, least=1, most=100_000)
+    """Width of the recurrent state of a path."""
 
 
 @hookimpl
 def register_components(register: Register) -> None:
-    """Register the drafter."""
+    """Register the drafters."""
     register.drafter(
         "dflash",
         "falcon_lab_dflash.drafter:DFlashDrafter",
@@ -39,3 +63,5 @@ def register_components(register: Register) -> None:
             "sglang": "falcon_lab_dflash.exports:DFlashSglang",
         },
     )
+    register.drafter("dspark", "falcon_lab_dflash.corrected:DSparkDrafter", config=DSparkConfig)
+    register.drafter("domino", "falcon_lab_dflash.corrected:DominoDrafter", config=DominoConfig)

@@ -27,7 +27,7 @@ def draw_anchors(documents: Tensor, count: int, generator: torch.Generator) -> T
     return drawn.topk(min(count, documents.shape[1]), dim=1).indices.sort(dim=1).values
 
 
-def block_mask(documents: Tensor, anchors: Tensor, block: int) -> Tensor:
+def block_mask(documents: Tensor, anchors: Tensor, block: int, *, causal: bool = False) -> Tensor:
     """Return the attention mask, ``[B, Q, T + Q]`` bool.
 
     A block attends to its document up to its anchor, and to all of itself; to no other block.
@@ -36,11 +36,13 @@ def block_mask(documents: Tensor, anchors: Tensor, block: int) -> Tensor:
         documents: ``[B, T]`` long.
         anchors: ``[B, A]`` long.
         block: k; with the root a block has k + 1 tokens.
+        causal: a token attends to those of its block up to itself alone.
     """
     batch, tokens = documents.shape
     column = torch.arange(tokens, device=documents.device)
     own = documents.gather(1, anchors)
     context = (documents[:, None] == own[:, :, None]) & (column <= anchors[:, :, None])
     owner = torch.arange(anchors.shape[1], device=documents.device).repeat_interleave(block + 1)
-    same = (owner[:, None] == owner).expand(batch, -1, -1)
+    same = owner[:, None] == owner
+    same = (same.tril() if causal else same).expand(batch, -1, -1)
     return torch.cat([context.repeat_interleave(block + 1, dim=1), same], dim=2)

@@ -48,6 +48,7 @@ class DFlashDrafter(TrainableDrafter):
 
     Attributes:
         block: k.
+        length: k, in a subclass whose passes predict less, too.
         needs: nothing beside the taps.
         taps: layers of the target that are read.
         max_passes: one; a block is all there is to a round.
@@ -58,13 +59,13 @@ class DFlashDrafter(TrainableDrafter):
 
     def __init__(self, config: DFlashConfig, context: BuildContext) -> None:
         super().__init__()
-        self.block = config.block
+        self.block = self.length = config.block
         self.host: Any = context.host
         self.taps = tuple(config.taps) or spread(self.host.config.num_hidden_layers)
         shape = draft_sizes(self.host.config)
         self.model = DraftModel(shape, config.layers, len(self.taps))
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
-        self._anchors = config.anchors
+        self._anchors, self._causal = config.anchors, config.causal
         self.draft_vocabulary = context.draft_vocabulary(config.draft_vocabulary)
         self._pass: ForwardPass = EagerPass(self._forward())
         self._room = ROOM
@@ -91,27 +92,27 @@ class DFlashDrafter(TrainableDrafter):
             raise ValueError("dflash reads hidden states of the target's layers: give it taps")
         count, device = anchors.shape[1], anchors.device
         roots = self.host.embed(inputs.tokens.gather(1, anchors)).to(self.model.dtype)
-        masks = self.mask.expand(*anchors.shape, self.block, -1)
+        masks = self.mask.expand(*anchors.shape, self.length, -1)
         if reveal is not None:
-            shown = self.host.embed(reveal.tokens).to(masks).unflatten(1, (count, self.block))
+            shown = self.host.embed(reveal.tokens).to(masks).unflatten(1, (count, self.length))
             masks = masks.where(~reveal.mask.view(*masks.shape[:3], 1), shown)
         first = inputs.positions.gather(1, anchors) + 1
         hidden = self._blocks(
             torch.cat([roots[:, :, None], masks], dim=2),
-            first[:, :, None] + torch.arange(self.block + 1, device=device),
+            first[:, :, None] + torch.arange(self.length + 1, device=device),
             self.model.context(inputs.taps, inputs.positions),
-            block_mask(inputs.documents, anchors, self.block),
+            block_mask(inputs.documents, anchors, self.length, causal=self._causal),
         )
-        slot = torch.arange(self.block, device=device)
+        slot = torch.arange(self.length, device=device)
         label = anchors[:, :, None] + 1 + slot
         return Prediction(
             features=hidden[:, :, 1:].flatten(1, 2),
             logits=None,
             label=label.flatten(1),
-            source=anchors.repeat_interleave(self.block, dim=1),
+            source=anchors.repeat_interleave(self.length, dim=1),
             slot=slot.repeat(count).expand_as(label.flatten(1)),
             group=torch.arange(count, device=device)
-            .repeat_interleave(self.block)
+            .repeat_interleave(self.length)
             .expand_as(label.flatten(1)),
         )
 
@@ -144,7 +145,7 @@ class DFlashDrafter(TrainableDrafter):
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Return the memory of the keys and values of a context, and of a block behind it."""
-        return self._pass.cache_bytes(positions + self.block + 1)
+        return self._pass.cache_bytes(positions + self.length + 1)
 
     @property
     def kv_allocated(self) -> int:
@@ -181,14 +182,21 @@ class DFlashDrafter(TrainableDrafter):
         if self._root is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
         taps = self._context()
-        cache = self._reserved(len(taps) + self.block + 1)
-        positions = self._positions(cache, len(taps) + self.block + 1)
+        cache = self._reserved(len(taps) + self.length + 1)
+        positions = self._positions(cache, len(taps) + self.length + 1)
         logits, features = self._pass([taps, self._root], NewPositions(positions, None, cache))
-        cache.truncate(cache.length - self.block - 1)  # the block was there for the pass alone
+        cache.truncate(cache.length - self.length - 1)  # the block was there for the pass alone
         return DraftOutput(logits[None], features[None], all_proposed=True, vocabulary=words)
 
     def _forward(self) -> BlockForward:
-        return BlockForward(self.model, self.mask, self.host, self.block, self.draft_vocabulary)
+        return BlockForward(
+            self.model,
+            self.mask,
+            self.host,
+            self.length,
+            self.draft_vocabulary,
+            causal=self._causal,
+        )
 
     def _context(self) -> Tensor:
         """Return the taps ``[N, L, H]`` of the positions that the pass is to append."""
@@ -212,7 +220,7 @@ class DFlashDrafter(TrainableDrafter):
     def _reserved(self, new: int) -> KVCache:
         """Return the text's cache with room for so many positions more."""
         if self._cache is None:
-            room = max(self._room + self.block + 1, new)
+            room = max(self._room + self.length + 1, new)
             self._cache = self._pass.new_cache(room, self.host.max_positions)
         self._pass.reserve(self._cache, self._cache.length + new)
         return self._cache

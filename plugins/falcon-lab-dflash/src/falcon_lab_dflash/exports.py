@@ -68,6 +68,10 @@ class DFlashFormat(ExportFormat):
 
     def write(self, drafter: TrainedDrafter) -> Exported:
         """Map names and configuration; the mask goes to a file of its own."""
+        if drafter.config.causal:
+            raise FalconLabError(
+                "a drafter of causal=true cannot be exported: engines run DFlash's blocks both ways"
+            )
         ours, host = dict(drafter.tensors), drafter.host
         mask, ids = ours.pop("mask"), ours.pop(IDS, None)
         tensors = renamed(ours, dflash_names(drafter.config.layers))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from falcon_lab.interfaces import DraftVocabulary, Outputs
 from falcon_lab.model.attention.backend import widened
@@ -31,6 +31,7 @@ class BlockForward(Forward):
         host: the target, for its embeddings and its LM head.
         block: k.
         vocabulary: whose LM head is used in place of the target's; None: none.
+        causal: a token of the block attends to those up to itself alone.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class BlockForward(Forward):
         host: Any,
         block: int,
         vocabulary: DraftVocabulary | None = None,
+        *,
+        causal: bool = False,
     ) -> None:
         super().__init__("drafter")
         self.model, self.mask, self.host, self.block = model, mask, host, block
-        self.vocabulary = vocabulary
+        self.vocabulary, self.causal = vocabulary, causal
 
     @property
     def layout(self) -> KVLayout:
@@ -64,7 +67,7 @@ class BlockForward(Forward):
         embedded = self.host.embed(root)[None].to(self.model.dtype)
         hidden = torch.cat([embedded, self.mask.expand(self.block, -1)])[None]
         rotation = self.model.rotation(new.positions[None, count:])
-        mask = None if new.mask is None else new.mask[None, count:]
+        mask = self._mask(None if new.mask is None else new.mask[None, count:])
         for number, layer in enumerate(self.model.layers):
             normed = layer.normed(hidden)
             own = layer.keys_values(normed, rotation)
@@ -76,8 +79,19 @@ class BlockForward(Forward):
         words = self.vocabulary or self.host
         return words.head(features.to(self.host.dtype)), features
 
+    def _mask(self, given: Tensor | None) -> Tensor | None:
+        """Return what the block attends to, ``[1, k + 1, W]`` bool; None: everything."""
+        if not self.causal:
+            return given
+        size = self.block + 1
+        own = torch.ones(1, size, size, dtype=torch.bool, device=self.mask.device).tril()
+        if given is None:
+            return own
+        before, within = given[..., :-size], given[..., -size:]
+        return torch.cat([before, within & own], dim=-1)
+
     def traced(self, inputs: Inputs, new: NewPositions | None) -> Outputs:
-        """Compute ``forward`` without a mask: nothing is padded, and a block attends to all."""
+        """Compute ``forward`` without a mask: nothing is padded."""
         assert new is not None
         return self.forward(inputs, new._replace(mask=None))
 
