@@ -140,7 +140,7 @@ def _made_and_loaded(
 ) -> Any:
     """Load the target of a source; train it first if need be, and tune it."""
     if config.tune is not None:
-        return _tuned(config, source, announce, known)
+        return _load_tuned(config, _tuned_once(config, source, announce, known), announce)
     if source == config.name:
         with near_names_said(config.name, known):
             return _load(config, source, announce)
@@ -155,8 +155,13 @@ def _made_and_loaded(
         raise FalconLabError(f"target {config.name}{again}: {error}") from error
 
 
-def _tuned(config: TargetConfig, source: Source, announce: Announce, known: Components) -> Any:
-    """Load the tuned target of a configuration; tune its parent first if need be."""
+def _tuned_once(
+    config: TargetConfig, source: Source, announce: Announce, known: Components
+) -> Path:
+    """Return the folder of the tuned target of a configuration; tune its parent if need be.
+
+    The parent is gone then: there may be no room for two.
+    """
     parent = _made_and_loaded(_of_parent(config), source, announce, known)
     folder = tuned_folder(config, parent.fingerprint)
 
@@ -171,7 +176,7 @@ def _tuned(config: TargetConfig, source: Source, announce: Announce, known: Comp
     if read_tuning(folder) is None:
         check_place(folder / CARD, folder=False)
     make_once(folder, make, is_finished=lambda place: read_tuning(place) is not None)
-    return _load_tuned(config, folder, announce)
+    return folder
 
 
 def _of_parent(config: TargetConfig) -> TargetConfig:

@@ -64,6 +64,7 @@ KINDS: dict[str, Kind] = {
         "objective", "check_objective", "A distillation objective", "objective: {name: $name}"
     ),
     "target": Kind("target", "check_target", "A target", "target: {name: $name}"),
+    "tuner": Kind("tuner", "check_tuner", "A tuner of targets", "target: {tune: {name: $name}}"),
 }
 
 
