@@ -14,6 +14,7 @@ from chat_targets import chat_target, save_chat_target
 from falcon_lab.cli import main
 from falcon_lab.commands.answering import Answering
 from falcon_lab.commands.chat import Chat, talk
+from falcon_lab.commands.decode import says_length
 from falcon_lab.commands.signals import interrupts_noted
 from falcon_lab.config.load import load_experiment
 from falcon_lab.errors import FalconLabError
@@ -52,6 +53,20 @@ class Remembered(Answering):
         prompt.tokens(answers)
         self.asked.append((prompt.turns, [list(one) for one in answers]))
         return self._given.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([], False),
+        (["evaluation.top_k=3"], False),
+        (["evaluation={top_k: 3}"], False),
+        (["evaluation.max_new_tokens=6"], True),
+        (["evaluation={max_new_tokens: 6}"], True),
+    ],
+)
+def test_a_length_that_the_user_gives_is_known(given: list[str], says: bool) -> None:
+    assert says_length(given) == says
 
 
 def test_a_turn_a_line_is_answered_with_what_was_said(folder: Path) -> None:

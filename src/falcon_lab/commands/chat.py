@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from falcon_lab.commands.answering import Answering
     from falcon_lab.measure.conversation import EncodedPrompt
 
-LONGEST_ANSWER = "evaluation.max_new_tokens=1024"
-"""Where the user does not say how long an answer of a chat may be."""
+LONGEST_ANSWER = 1024
+"""Tokens of an answer, where the user does not say how many there may be."""
 PROMPT = ">>> "
 QUIT, CLEAR = "/quit", "/clear"
 HELP = f"{CLEAR} forgets what was said, {QUIT} or Ctrl-D ends, Ctrl-C stops an answer"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from falcon_lab.commands.arguments import (
 )
 from falcon_lab.commands.chat import LONGEST_ANSWER, Chat, talk
 from falcon_lab.commands.streams import stdin_text
+from falcon_lab.config.overrides import parse_overrides
 from falcon_lab.config.saved import decoding_experiment, method_of, names_a_drafter
 from falcon_lab.config.schema import Experiment
 from falcon_lab.errors import FalconLabError
@@ -80,7 +81,8 @@ def generate(
     if not answering.lossless:
         progress("the acceptance rule is lossy: this is not the target's own text")
     if chats or (text is None and has_chat_template(target.tokenizer)):
-        experiment.evaluation.max_new_tokens = chat_length(drafter, given)
+        if not says_length(given):
+            experiment.evaluation.max_new_tokens = LONGEST_ANSWER
         beginning = conversation(target, system)
         talk(Chat(answering, beginning, experiment.evaluation.max_new_tokens), text)
         return
@@ -105,9 +107,17 @@ def some_text(text: str, where: str) -> str:
     return text
 
 
-def chat_length(drafter: str | None, given: Sequence[str]) -> int:
-    """Return how many tokens an answer of a chat may have."""
-    return decoding_experiment(drafter, [LONGEST_ANSWER, *given]).evaluation.max_new_tokens
+def says_length(given: Sequence[str]) -> bool:
+    """Return whether overrides say how many tokens an answer may have."""
+    section, _, key = LENGTH.partition(".")
+    return any(
+        one.key == LENGTH
+        or (one.key == section and isinstance(one.value, Mapping) and key in one.value)
+        for one in parse_overrides(given)
+    )
+
+
+LENGTH = "evaluation.max_new_tokens"
 
 
 def check_ahead(setup: Setup, needs_template: str) -> None:

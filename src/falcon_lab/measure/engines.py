@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -446,6 +446,39 @@ class Setup:
             read=partial(read_again, self.target),
             journal=journal,
         )
+
+    def journal(
+        self,
+        folder: Path,
+        kind: str,
+        prompts: Sequence[EncodedPrompt],
+        facts: Mapping[str, Any],
+        config: EvaluationConfig | None = None,
+    ) -> Journal:
+        """Open the journal of a measurement, and say what is there of it.
+
+        Args:
+            folder: of the study.
+            kind: begins the file's name.
+            prompts: that are answered.
+            facts: what decides the measurement beside target, prompts, machine and versions.
+            config: lengths, sampling and repeats; None: the experiment's.
+        """
+        config, target = config or self.experiment.evaluation, self.target
+        hardware = provenance.hardware(device=str(target.device), threads=config.threads)
+        versions, asked = provenance.versions(), self.experiment.target
+        known: dict[str, Any] = {
+            "target": provenance.target_of(target),
+            "decoding": [asdict(self.experiment.decoding), asked.attention, asked.lean],
+            "evaluation": asdict(config),
+            "prompts": [list(prompt.turns) for prompt in prompts],
+            "hardware": {key: hardware[key] for key in ("cpu", "gpu", "threads", "device")},
+            "versions": {key: versions[key] for key in ("falcon-lab", "torch", "transformers")},
+        }
+        found = Journal.open(folder, kind, {**known, **facts})
+        if found:
+            self.announce(f"{len(found)} answers are there from before: {found.path}")
+        return found
 
     def header(self) -> dict[str, Any]:
         """Return what the results' file begins with; ask before measuring."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.files import append_line, read_lines, write_atomically
+from falcon_lab.files import about, append_line, read_lines, write_atomically
 from falcon_lab.measure.records import Answer
 from falcon_lab.stored import fitting
 
@@ -81,6 +81,17 @@ class Journal:
         if not path.exists():
             write_atomically(path, json.dumps({"facts": json.loads(text)}) + "\n")
         return cls(path)
+
+    def remove(self) -> None:
+        """Remove the file, when all that it holds is kept elsewhere.
+
+        Raises:
+            FalconLabError: it cannot be removed.
+        """
+        with about(self.path):
+            self.path.unlink(missing_ok=True)
+            if not any(self.path.parent.iterdir()):
+                self.path.parent.rmdir()
 
     def __len__(self) -> int:
         """Count the answers that were there when it was opened."""

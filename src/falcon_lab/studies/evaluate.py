@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from falcon_lab.config.load import to_plain
 from falcon_lab.config.saved import ANSWERS, REPORT, RESULTS
 from falcon_lab.config.schema import PLAIN, Experiment
+from falcon_lab.decoding.assembling import KINDS
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import CARD
 from falcon_lab.files import check_place
+from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.conversation import EncodedPrompt
-from falcon_lab.measure.engines import Setup
+from falcon_lab.measure.engines import Methods, Setup
 from falcon_lab.measure.hf_generate import HfGenerate
+from falcon_lab.measure.journal import FOLDER as ROWS
 from falcon_lab.measure.records import write_answers
 from falcon_lab.measure.results import records_of, replace_results, write_results
 from falcon_lab.model.target import Target
@@ -51,13 +59,16 @@ def evaluate_methods(
     """
     setup = Setup.of(experiment, target, components, announce)
     methods = setup.methods(trained)
+    check_place(folder / ROWS, folder=True)
     for name in (PLAIN, *methods.all):
         check_place(folder / ANSWERS / f"{name}.jsonl", folder=False)
     prompts, header = setup.prompts(), setup.header()
+    journal = setup.journal(folder, "evaluate", prompts, deciding(experiment, methods))
     measurement = setup.measure(
         {PLAIN: setup.plain(), **methods.all},
         prompts,
         hf=HfGenerate(setup.target) if experiment.evaluation.hf_generate else None,
+        journal=journal,
     )
     results = setup.results(measurement, methods, header, quality=quality)
     results["trees"] = []
@@ -66,11 +77,34 @@ def evaluate_methods(
         made_of.append(trained / CARD)
     # First of all: nothing that follows can lose what was measured.
     replace_results(folder / RESULTS, results, made_of, announce=announce)
+    journal.remove()  # the same command then measures anew
     results["trees"] = drawn_trees(setup, methods.engines, prompts[0], results["headline"])
     write_results(folder / RESULTS, results)
     save_answers(folder / ANSWERS, [PLAIN, *methods.all], results)
     announce(format_table(results))
     return results
+
+
+def deciding(experiment: Experiment, methods: Methods) -> dict[str, Any]:
+    """Return what decides how the methods answer, beside the target and the evaluation's keys."""
+    plain = to_plain(experiment)
+    return {
+        "parts": {kind: plain[kind] for kind in KINDS},
+        "drafter": plain["drafter"],
+        "components": methods.provenance,
+        "left_out": sorted(methods.left_out),
+        "weights": {name: digest_of(engine.drafter) for name, engine in methods.engines.items()},
+    }
+
+
+def digest_of(drafter: Drafter) -> str:
+    """Identify the weights of a drafter, and of those that it is made of."""
+    found = hashlib.sha256()
+    for one in (drafter, *drafter.drafters):
+        for name, weight in one.state_dict().items() if isinstance(one, nn.Module) else ():
+            found.update(name.encode())
+            found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
 
 
 def drawn_trees(

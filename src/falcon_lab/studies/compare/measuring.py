@@ -7,7 +7,7 @@ spread evenly among them: the others are compared with its median there.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 from falcon_lab.config.schema import PLAIN, EvaluationConfig
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.errors import FalconLabError
-from falcon_lab.measure import provenance
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.journal import Journal
@@ -177,9 +176,7 @@ class Comparison:
         config: EvaluationConfig,
         prompts: Sequence[EncodedPrompt],
     ) -> tuple[Measurement, Journal]:
-        journal = Journal.open(self.plan.folder, kind, self._facts(config, prompts) | facts)
-        if journal:
-            self.setup.announce(f"{len(journal)} answers are there from before: {journal.path}")
+        journal = self.setup.journal(self.plan.folder, kind, prompts, facts, config)
         return self.setup.measure(
             self._with_baselines(engines), prompts, config, journal=journal
         ), journal
@@ -191,20 +188,6 @@ class Comparison:
             found[baseline] = plain
             found |= {key.name: e for key, e in engines.items() if key.head == head.name}
         return found
-
-    def _facts(self, config: EvaluationConfig, prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
-        """Return what decides a measurement beside its engines."""
-        base, target = self.plan.base, self.setup.target
-        hardware = provenance.hardware(device=str(target.device), threads=config.threads)
-        versions = provenance.versions()
-        return {
-            "target": provenance.target_of(target),
-            "decoding": [asdict(base.decoding), base.target.attention, base.target.lean],
-            "evaluation": asdict(config),
-            "prompts": [list(prompt.turns) for prompt in prompts],
-            "hardware": {key: hardware[key] for key in ("cpu", "gpu", "threads", "device")},
-            "versions": {key: versions[key] for key in ("falcon-lab", "torch", "transformers")},
-        }
 
     def _peaks(
         self,
