@@ -36,6 +36,7 @@ from falcon_lab.files import (
     write_atomically,
 )
 from falcon_lab.folders import finish_exchange
+from falcon_lab.measure.journal import FOLDER as ROWS
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.stored import read_bounded
@@ -119,7 +120,8 @@ class Run:
             "with out=FOLDER"
         )
         with locked(current.folder / ".lock", busy=busy):
-            remove_leftovers(current.folder, current.drafter_folder, current.folder / ANSWERS)
+            inside = (current.folder / name for name in (ANSWERS, ROWS))
+            remove_leftovers(current.folder, current.drafter_folder, *inside)
             current.claim()
             finished = False
             try:
