@@ -114,7 +114,10 @@ def test_it_has_the_weights_of_the_official_heads_beside_dflash_s() -> None:
     )
     counts = []
     with torch.device("meta"):
-        for kind, config in ((DSparkDrafter, DSparkConfig()), (DominoDrafter, DominoConfig())):
+        for kind, config in (
+            (DSparkDrafter, DSparkConfig()),
+            (DominoDrafter, DominoConfig(state=state)),
+        ):
             made: Any = kind(config, BuildContext(host))  # type: ignore[arg-type]
             inner = sum(weight.numel() for weight in made.model.parameters()) + wide
             counts.append(sum(weight.numel() for weight in made.parameters()) - inner)
