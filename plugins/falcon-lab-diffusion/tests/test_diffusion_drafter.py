@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from falcon_lab import testing
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, Frontier, Observation, Reveal
 from falcon_lab.testing import fit, packed, training_inputs
+from falcon_lab.testing.targets import tiny_model, tiny_tokenizer
 from falcon_lab.tree import TokenTree
 
 ROOT = Frontier.root(torch.device("cpu"))
@@ -195,6 +197,50 @@ def test_from_distillation_to_decoding(noise: str) -> None:
     by = engine(model, made, tree={"name": "cps", "depth": 3})
     rounds = testing.lossless_rounds(by, texts[:, :2].tolist(), 20)
     assert testing.accepted(rounds) / len(rounds) > 0.5
+
+
+def saved(folder: Path, **config: int) -> str:
+    """Save a masked model, and return its folder."""
+    model = tiny_model("llama", seed=3, vocab=12)
+    for name, value in config.items():
+        setattr(model.config, name, value)
+    model.save_pretrained(folder)
+    tiny_tokenizer(12).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_a_pretrained_model_drafts_with_its_own_mask(tmp_path: Path, shift: bool) -> None:
+    model, folder = target("gpt2"), saved(tmp_path, mask_token_id=1)
+    made = drafter(model, stir=0, model=folder, shift=shift, steps=2)
+    assert made.pretrained
+    rounds = testing.lossless_rounds(engine(model, made, tree=CPS), PROMPTS, 16)
+    assert any(one.nodes > 1 for one in rounds)
+
+    once = drafter(model, stir=0, model=folder, shift=shift)
+    once.reset(torch.tensor(3))
+    once.observe(Observation(torch.tensor([1, 4]), None))
+    tokens = torch.tensor([[3, 1, 4, 1, 1, 1, 1][: 6 + (not shift)]])
+    whole = torch.ones(1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+    with torch.no_grad():
+        states = once.model(tokens, torch.arange(tokens.shape[1])[None], whole)[0]
+        torch.testing.assert_close(once.draft(ROOT).logits[0], once.model.logits(states[-4:]))
+
+    texts = [torch.tensor([7, 3, 1, 4, 1, 5]), torch.tensor([2, 6, 5, 3])]
+    inputs = training_inputs(model, once, packed([texts]), torch.Generator())
+    for training in (False, True):
+        found = once.train(training)(inputs)
+        rows = found.head(found.hidden[0], found.slot[0])
+        assert rows.shape == (found.label.shape[1], 12)
+
+
+def test_a_model_that_does_not_name_its_mask_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    with pytest.raises(FalconLabError, match=r"drafter\.mask_token"):
+        drafter(target("llama"), model=folder)
+    with pytest.raises(FalconLabError, match="not in the vocabulary"):
+        drafter(target("llama"), model=folder, mask_token="<mask>")
+    assert drafter(target("llama"), model=folder, mask_token="<unk>").pretrained
 
 
 def test_what_cannot_be_is_refused() -> None:
