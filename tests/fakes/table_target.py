@@ -6,6 +6,7 @@ Shapes: P prompt tokens, N tree nodes, n new rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -60,7 +61,7 @@ class TableTarget:
         self.dtype = torch.float32
         self.eos_ids: frozenset[int] = frozenset()
         self.kv_allocated = 0
-        self.config = None
+        self.config: Any = SimpleNamespace(num_hidden_layers=1)
 
     def tapped(self, layers: Sequence[int]) -> Self:
         assert not layers
