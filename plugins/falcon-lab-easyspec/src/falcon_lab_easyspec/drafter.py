@@ -5,12 +5,16 @@ Shapes: n tokens, V vocabulary.
 
 from __future__ import annotations
 
+import copy
+from typing import Any, Self
+
 from falcon_lab_sps import SpsConfig
-from falcon_lab_sps.drafter import SpsDrafter
+from falcon_lab_sps.drafter import DraftModel
+from falcon_lab_sps.small_model import small_model
 
 from falcon_lab.drafters.self_drafting import SelfDrafter
 from falcon_lab.interfaces import BuildContext, Drafter, LayerPlan, SideBySide
-from falcon_lab.model.passes import PassMaker
+from falcon_lab.model.passes import EagerPass, PassMaker
 from falcon_lab_easyspec import EasySpecConfig
 from falcon_lab_easyspec.calibration import CalibratedDrafting
 from falcon_lab_easyspec.groups import plan_of
@@ -55,10 +59,8 @@ class SideBySideDrafter(SelfDrafter):
         return self._plan
 
 
-class SideBySideModel(SpsDrafter):
-    """A draft model whose draft tokens go through groups of layers.
-
-    It is trained, if at all, as any draft model is: through one layer after the other.
+class SideBySideModel(DraftModel):
+    """A draft model whose draft tokens go through groups of layers; it is not trained.
 
     Args:
         config: which model, which layers are a group, and when the cache is calibrated.
@@ -70,24 +72,32 @@ class SideBySideModel(SpsDrafter):
         FalconLabError: it cannot be loaded, or its vocabulary is another one.
     """
 
+    _first = 0
+
     def __init__(
         self, config: EasySpecConfig, context: BuildContext, beside: SideBySide | None = None
     ) -> None:
-        self._given, self._beside = config, beside
-        super().__init__(SpsConfig(model=config.model, revision=config.revision), context)
+        self.host = context.host
+        wanted = SpsConfig(model=config.model, revision=config.revision)
+        self.model = small_model(wanted, context.host).requires_grad_(False)
+        self._calibration = config.calibration or "every_round"
+        self.plan = plan_of(config, self.model.config.num_hidden_layers, beside)
+        self._draft_through(EagerPass)
 
-    @property
-    def plan(self) -> LayerPlan:
-        """All layers of the draft model, in groups."""
-        return plan_of(self._given, self.model.config.num_hidden_layers, self._beside)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy for another sequence, which shares the model; its passes are eager."""
+        other = copy.copy(self)
+        other._draft_through(EagerPass)
+        return other
 
     def _draft_through(self, make: PassMaker) -> None:
         self._fuzzy = self._made_way(make, "drafter-groups", self.plan)
         super()._draft_through(make)
 
     def _text(self) -> CalibratedDrafting:
-        calibration = self._given.calibration or "every_round"
-        return CalibratedDrafting(self.model, self._way, self._fuzzy, self._first, calibration)
+        return CalibratedDrafting(
+            self.model, self._way, self._fuzzy, self._first, self._calibration
+        )
 
     def prepare(self, longest: int) -> None:
         """Compile the passes of rounds of up to so many new tokens now, if they are to be."""

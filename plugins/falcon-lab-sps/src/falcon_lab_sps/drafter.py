@@ -16,8 +16,10 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     Announce,
     BuildContext,
+    Drafter,
     DrafterInputs,
     DraftOutput,
+    DraftVocabulary,
     Frontier,
     LayerPlan,
     Observation,
@@ -33,44 +35,32 @@ from falcon_lab.model.masks import packed_mask
 from falcon_lab.model.passes import EagerPass, PassMaker, TokensForward
 from falcon_lab_sps import SpsConfig
 from falcon_lab_sps.drafting import Drafting, Way
-from falcon_lab_sps.small_model import small_model
+from falcon_lab_sps.small_model import SmallModel, small_model
 
 
-class SpsDrafter(TrainableDrafter):
-    """A small causal language model with a cache of its own; it reads tokens alone.
-
-    A fresh model is trained on tokens x_{t+1}, as every drafter is, so the first token of a text is
-    never among its inputs, in training or in decoding. One that was there before has learnt to
-    begin with it, and does.
-
-    Args:
-        config: which model.
-        context: gives the target.
+class DraftModel(Drafter):
+    """Drafts with a small causal language model, over a cache of its own; it reads tokens alone.
 
     Attributes:
         block: 1.
         needs: nothing of the target.
+        host: the target.
         model: the small model.
+        draft_vocabulary: the tokens that it has logits of; None: all.
     """
 
     block = 1
     needs: frozenset[str] = frozenset()
-
-    def __init__(self, config: SpsConfig, context: BuildContext) -> None:
-        super().__init__()
-        self.config = config
-        self.host: Any = context.host
-        words = context.draft_vocabulary(config.draft_vocabulary, own_head=True)
-        self.draft_vocabulary = words
-        self.model = small_model(config, context.host, None if words is None else words.ids)
-        self.pretrained = config.model is not None
-        self._first = 0 if self.pretrained else 1  # position of the first token
-        self._draft_through(EagerPass)
+    host: Any
+    model: SmallModel
+    draft_vocabulary: DraftVocabulary | None = None
+    _first: int  # position of the first token: 1 where no text's first token is read
+    _way: Way  # of committed tokens
+    _drafting: Drafting
 
     def _draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
         self._way = self._made_way(make, "drafter", LayerPlan())
-        self._pass = self._way.run
         self._drafting = self._text()
 
     def _made_way(self, make: PassMaker, name: str, plan: LayerPlan) -> Way:
@@ -83,35 +73,6 @@ class SpsDrafter(TrainableDrafter):
         """Return the side of a new text."""
         return Drafting(self.model, self._way, self._way, self._first)
 
-    # --- training ---------------------------------------------------------------------------
-
-    def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
-        """Row t has read x_{t+1} and predicts what follows it, ``[B, T, V]`` logits.
-
-        Raises:
-            FalconLabError: a glancing schedule wants to show it labels.
-        """
-        if reveal is not None:
-            raise FalconLabError(
-                "drafter sps predicts one token a pass, and has no block of which a part could be "
-                "shown; set glancing.name=none"
-            )
-        tokens = inputs.tokens
-        hidden = self.model(
-            tokens=tokens, positions=inputs.positions + 1, mask=packed_mask(inputs.documents)
-        )
-        column = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return Prediction(
-            features=None,
-            logits=self.model.logits(hidden),
-            label=column + 1,
-            source=column,
-            slot=torch.zeros_like(column),
-            group=column,
-        )
-
-    # --- drafting ---------------------------------------------------------------------------
-
     def reset(self, first: Tensor) -> None:
         """Start a text."""
         self._drafting = self._text()
@@ -120,12 +81,12 @@ class SpsDrafter(TrainableDrafter):
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Count the bytes of the draft model's KV cache for such a text."""
-        return self._pass.cache_bytes(self._positions(positions, tree))
+        return self._way.run.cache_bytes(self._positions(positions, tree))
 
     @property
     def kv_allocated(self) -> int:
         """Return the bytes that are allocated already, and that the next text reuses."""
-        return self._pass.reserved_bytes
+        return self._way.run.reserved_bytes
 
     def reserve(self, positions: int, tree: TreeBuilder) -> None:
         """Allocate that memory when the first token is computed, and no more later."""
@@ -172,8 +133,57 @@ class SpsDrafter(TrainableDrafter):
     @property
     def is_compiled(self) -> bool:
         """Return whether its passes are compiled."""
-        return not self._pass.is_eager
+        return not self._way.run.is_eager
 
     def prepare(self, longest: int) -> None:
         """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
-        self._pass.prepare(longest)
+        self._way.run.prepare(longest)
+
+
+class SpsDrafter(TrainableDrafter, DraftModel):
+    """A draft model that can be trained.
+
+    A fresh model is trained on tokens x_{t+1}, as every drafter is, so the first token of a text is
+    never among its inputs, in training or in decoding. One that was there before has learnt to
+    begin with it, and does.
+
+    Args:
+        config: which model.
+        context: gives the target.
+    """
+
+    def __init__(self, config: SpsConfig, context: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        self.host = context.host
+        words = context.draft_vocabulary(config.draft_vocabulary, own_head=True)
+        self.draft_vocabulary = words
+        self.model = small_model(config, context.host, None if words is None else words.ids)
+        self.pretrained = config.model is not None
+        self._first = 0 if self.pretrained else 1
+        self._draft_through(EagerPass)
+
+    def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
+        """Row t has read x_{t+1} and predicts what follows it, ``[B, T, V]`` logits.
+
+        Raises:
+            FalconLabError: a glancing schedule wants to show it labels.
+        """
+        if reveal is not None:
+            raise FalconLabError(
+                "drafter sps predicts one token a pass, and has no block of which a part could be "
+                "shown; set glancing.name=none"
+            )
+        tokens = inputs.tokens
+        hidden = self.model(
+            tokens=tokens, positions=inputs.positions + 1, mask=packed_mask(inputs.documents)
+        )
+        column = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return Prediction(
+            features=None,
+            logits=self.model.logits(hidden),
+            label=column + 1,
+            source=column,
+            slot=torch.zeros_like(column),
+            group=column,
+        )
