@@ -85,7 +85,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 INCOMPLETE = {
     "target": ("smollm2",),  # this repository has not its model
     "drafter": ("saved", "union", "space"),  # a folder, parts and a mask token are missing
-    "tree_builder": ("union",),  # for drafters of several parts; checked with these
+    "tree_builder": ("union",),  # parts are missing; test_planted_trees.py has some
 }
 
 

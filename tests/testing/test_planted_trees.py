@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from everything import everything
 from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext
+from falcon_lab.plugins.builtins import UnionTreeConfig
 from falcon_lab.testing import ContractError, check_tree_builder
 from falcon_lab.tree import TokenTree, ancestor_matrix
 from falcon_lab.trees.template_tree import TemplateTree
+from falcon_lab.trees.union import UnionTree
 
 PATHS = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
 
@@ -278,6 +281,63 @@ def test_a_planted_defect_is_found_and_named(defect: str) -> None:
     build, said = BROKEN[defect]
     with pytest.raises(ContractError, match=said):
         check_tree_builder(build, blocks=(2,) if defect == "candidates of another row" else (1, 2))
+
+
+class Both(UnionTree):
+    """Two parts, each with a tree of its own, which keep all promises."""
+
+    def __init__(self, context: BuildContext, proposal: str = "deterministic") -> None:
+        tree = {"name": "static", "template": {"": 2, "0": 2}, "proposal": proposal}
+        components = replace(context, components=everything())
+        super().__init__(UnionTreeConfig([tree, tree], 6), components)
+
+
+class Uncut(Both):
+    """More nodes than there may be."""
+
+    def _budgets(self, context: RoundContext) -> list[int]:
+        self._nodes = 32
+        return super()._budgets(context)
+
+
+class Doubled(Both):
+    """The first part's children twice."""
+
+    def finish(self) -> TokenTree:
+        tree = super().finish()
+        siblings = (tree.parents == 0).nonzero().flatten()
+        if len(siblings) < 2:
+            return tree
+        return replace(tree, tokens=put(tree.tokens, int(siblings[1]), tree.tokens[siblings[0]]))
+
+
+class OwnDraws(Both):
+    """What both parts have drawn is said to be drawn from one q alone."""
+
+    def finish(self) -> TokenTree:
+        tree = super().finish()
+        if tree.q is None or tree.q_row is None:
+            return tree
+        return replace(tree, q=torch.full_like(tree.q, 1 / tree.q.shape[-1]))
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (Uncut, "tree.(nodes|drafted) in a round of .* with several drafters"),
+        (Doubled, "siblings: expected different tokens"),
+        (lambda context: OwnDraws(context, "sampled"), "the distribution of sampled output"),
+    ],
+    ids=["uncut", "doubled", "other draws"],
+)
+def test_a_defect_of_a_tree_of_several_drafters_is_found(build: Any, said: str) -> None:
+    with pytest.raises(ContractError, match=said):
+        check_tree_builder(build, blocks=(1,))
+
+
+@pytest.mark.parametrize("proposal", ["deterministic", "sampled"])
+def test_a_tree_of_several_drafters_without_a_defect_passes(proposal: str) -> None:
+    check_tree_builder(lambda context: Both(context, proposal), blocks=(1,))
 
 
 @pytest.mark.parametrize("proposal", ["deterministic", "sampled"])

@@ -6,7 +6,7 @@ Shapes: F frontier blocks, k block, N tree nodes, S samples, d tokens of each, V
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -114,6 +114,31 @@ def grow(
         frontier = builder.grow(source.output(nodes))
     done.tree = builder.finish()
     return done
+
+
+def grow_parts(
+    builder: Any, sources: Sequence[ReferenceLogits], context: RoundContext, passes: int = 99
+) -> tuple[TokenTree, int, str]:
+    """Run a round of a tree builder for several drafters, each of which has logits of its own.
+
+    Returns:
+        The tree, the passes that were made, and what was wrong with a frontier (or nothing).
+    """
+    expanded: list[list[list[Tokens]]] = [[] for _ in sources]
+    frontier, made = builder.start(context), 0
+    while frontier is not None and made < passes:
+        outputs: list[DraftOutput | None] = []
+        for source, before, own in zip(sources, expanded, frontier.parts, strict=True):
+            if own is None:
+                outputs.append(None)
+                continue
+            if problem := _problem(own, before, source.block):
+                return builder.finish(), made, problem
+            before.append(_nodes(own, before))
+            outputs.append(source.output(before[-1]))
+        first = next(output for output in outputs if output is not None)
+        frontier, made = builder.grow(replace(first, parts=tuple(outputs))), made + 1
+    return builder.finish(), made, ""
 
 
 def _problem(frontier: Frontier, expanded: list[list[Tokens]], block: int) -> str:

@@ -18,6 +18,8 @@ from falcon_lab.interfaces import Budget, BuildContext, DraftVocabulary, RoundCo
 from falcon_lab.model.target import Target
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing.decoding import engine, expect_greedy, expect_whole
+from falcon_lab.testing.parted_trees import check_sampled as check_parted_sampling
+from falcon_lab.testing.parted_trees import one_round, parts_of, sources_of
 from falcon_lab.testing.reference import (
     DraftRound,
     ReferenceDrafter,
@@ -58,6 +60,8 @@ def check_tree_builder(
     - Sampled trees carry the distributions that their nodes were drawn from, and these are true:
       with rejection sampling the output follows the target. The generator alone draws.
     - Greedy text with it is the target's own.
+    - One for several drafters (``BuildContext.parts``) is driven by so many: its trees are such,
+      keep to the budget, and output that is sampled with them follows the target.
 
     Args:
         builder: a YAML node, or what makes a tree builder from a ``BuildContext``.
@@ -70,6 +74,10 @@ def check_tree_builder(
     tested = ComponentUnderTest("tree_builder", builder, seed)
     target = tiny_target(vocab=VOCABULARY, positions=48)
     for block in blocks:
+        if (parted := parts_of(tested, target, block)) is not None:
+            with tested.checking(f"trees of several drafters with blocks of {block}"):
+                check_parts(tested, target, parted)
+            continue
         has_paths = needs_paths(tested, target, block)
         with tested.checking(f"its trees for blocks of {block}"):
             check_limits(tested, target, block, has_paths=has_paths)
@@ -79,6 +87,41 @@ def check_tree_builder(
                 check_sampled(tested, target, block, narrow=block == blocks[-1])
         with tested.checking(f"decoding with blocks of {block}"):
             check_decoding(tested, target, block, has_paths=has_paths)
+
+
+def check_parts(tested: ComponentUnderTest, target: Target, context: BuildContext) -> None:
+    """Check a builder whose tree is grown by several drafters."""
+    made = tested.build(context)
+    for number, (_, budget, temperature) in enumerate(_rounds(made, context.block, [{}])):
+        sources = sources_of(context, VOCABULARY, tested.seed + number)
+
+        def grown(
+            passes: int = 99,
+            sources: Sequence[ReferenceLogits] = sources,
+            asked: tuple[Budget, Sampling] = (budget, Sampling(temperature)),
+            number: int = number,
+        ) -> TokenTree:
+            drawn = RoundContext(torch.tensor(ROOT), *asked, tested.generator(number))
+            return one_round(tested, context, sources, drawn, passes)
+
+        whole, again = grown(), grown()
+        for tree in (whole, grown(1)):
+            check_tree(tested, tree, VOCABULARY)
+            tested.expect(
+                int(tree.tokens[0]) == ROOT,
+                "the root",
+                expected=f"the newest token, {ROOT}",
+                found=int(tree.tokens[0]),
+                fix="node 0 is context.root",
+            )
+        tested.expect(
+            torch.equal(whole.tokens, again.tokens) and torch.equal(whole.parents, again.parents),
+            "a round of several drafters made again with the same generator",
+            expected=f"the same tree {whole.tokens.tolist()}",
+            found=again.tokens.tolist(),
+            fix="begin every round anew in start(), and draw from context.generator alone",
+        )
+    check_parted_sampling(tested, target, context, ROOT, VOCABULARY)
 
 
 def check_limits(
