@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import yaml
 
 import interruptions
 from falcon_lab.config.schema import STAGES
+from installing import install_in_place
 from interruptions import SCRATCH, SIGNALS, TEMPORARY, End, Server, Tree, Visit, facts
-from running import environment
+from running import ROOT, environment
 
 RECIPE = """\
 name: small
@@ -143,7 +145,11 @@ def same(name: str, found: dict[str, Any], expected: dict[str, Any]) -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     folder = tmp_path_factory.mktemp("interruptions")
-    with interruptions.server(folder, environment(**alone)) as ready:
+    with pytest.MonkeyPatch.context() as patch:
+        site, project = tmp_path_factory.mktemp("plug-ins"), ROOT / "plugins/falcon-lab-selfspec"
+        install_in_place(project, site, patch)
+        where = environment(PYTHONPATH=f"{project / 'src'}{os.pathsep}{site}", **alone)
+    with interruptions.server(folder, where) as ready:
         ready.warm(["run", "small.yaml"], BEGIN)
         yield ready
 
@@ -179,6 +185,10 @@ DIALOGUES = [
     *("--target", "target", "--out", "dialogues.jsonl", "--tokens", "12", "--part", "4"),
     *("--questions", "questions.jsonl", "--share", "1", "--sampled", "1", "--temperature", "0.8"),
     *("--answer-tokens", "2", "data.chat_template=chat.jinja"),
+]
+SEARCH = [
+    *("--method=tree", "--by=cost", "--over=drafter.skip_mlp=0..0", "--attempts=2"),
+    *("--texts=1", "--tokens=6", "evaluation.methods.tree.drafter={name: selfspec}"),
 ]
 TEMPLATE = """\
 {% for message in messages %}[{{ message.role }}] {{ message.content }}
@@ -216,6 +226,7 @@ def comparison() -> str:
         (["tune", "out/drafter", *TUNE, *SHORT], 0.05, 12, 3),
         (["bench", "--drafter", "out/drafter", *BENCH, *SHORT], 0.02, 4, 4),
         (["dialogues", *DIALOGUES], 0.01, 20, 12),
+        (["search", "small.yaml", *SEARCH], 0.02, 8, 2),
         (["new-plugin", "mine"], 0.002, 20, 12),
         (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT, LONGER], 0.005, 0, 1),
         (
@@ -235,6 +246,8 @@ def test_a_command_goes_on_from_every_interruption(
     disks: int,
     most: int,
 ) -> None:
+    if arguments[0] == "search":
+        pytest.importorskip("optuna")
     begin = BEGIN if arguments[0] == "run" else finished
     begin = {**begin, "both.yaml": comparison().encode()}
     if arguments[0] == "dialogues":

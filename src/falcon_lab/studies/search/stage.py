@@ -87,8 +87,6 @@ def search(experiment: Experiment, plan: Plan, announce: Callable[[str], None]) 
         for known in journal.attempts:
             optimiser.tell(known.point, known.score)
         if journal.attempts:
-            if not journal.best.refused:
-                write_fragment(plan, nodes, journal)  # a kill may have come before it
             announce(f"going on behind {len(journal.attempts)} attempts of {journal.path}")
         seed = experiment.evaluation.seed
         for done in attempts(journal, optimiser, scorer, space, plan, seed):
@@ -98,6 +96,7 @@ def search(experiment: Experiment, plan: Plan, announce: Callable[[str], None]) 
             raise FalconLabError(
                 f"every attempt was refused, the first one: {journal.best.refused}"
             )
+        write_fragment(plan, nodes, journal)  # which says of how many it is the best
         return journal.best
 
 
