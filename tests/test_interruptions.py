@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +150,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         site, project = tmp_path_factory.mktemp("plug-ins"), ROOT / "plugins/falcon-lab-selfspec"
         install_in_place(project, site, patch)
         where = environment(PYTHONPATH=f"{project / 'src'}{os.pathsep}{site}", **alone)
+    install(site)
+    where["FALCON_LAB_PLUGINS"] += ",falcon-lab-plain"
     with interruptions.server(folder, where) as ready:
         ready.warm(["run", "small.yaml"], BEGIN)
         yield ready
@@ -196,15 +199,72 @@ TEMPLATE = """\
 """
 
 
-def chatting(finished: Tree) -> Tree:
-    """The target in a folder of its own, a chat template, and questions."""
+FORMAT = """\
+from falcon_lab import hookimpl
+from falcon_lab.plugins.builtins import FalconConfig
+
+
+def plain():
+    from falcon_lab.interfaces import Exported, ExportFormat
+
+    class Plain(ExportFormat):
+        engines = "nothing"
+
+        def write(self, drafter):
+            others = {"notes.txt": b"a file more"}
+            return Exported({"block": drafter.config.block}, dict(drafter.tensors), others)
+
+        def read(self, exported, drafter):
+            return exported.tensors
+
+        def serving(self, folder, drafter):
+            return folder
+
+    return Plain()
+
+
+@hookimpl
+def register_components(register):
+    build, formats = "falcon_lab.drafters.falcon:FalconDrafter", {"plain": plain}
+    register.drafter("plain", build, config=FalconConfig, exports=formats)
+"""
+"""A plug-in: Falcon's drafter under another name, with a format."""
+
+
+def install(site: Path) -> None:
+    """Make the plug-in an installed one."""
+    info = site / "falcon_lab_plain-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "falcon_lab_plain.py").write_text(FORMAT)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: falcon-lab-plain\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[falcon_lab]\nplain = falcon_lab_plain\n")
+
+
+def exporting(finished: Tree) -> Tree:
+    """The target in a folder of its own, and a drafter for it that can be exported."""
+    own = {n.removeprefix("out/"): c for n, c in finished.items() if n.startswith("out/drafter")}
+    content = own["drafter/config.json"]
+    assert content is not None
+    config = json.loads(content)
+    config["drafter"]["name"], config["target"]["name"] = "plain", "target"
+    config["provenance"] |= {"name": "plain", "distribution": "falcon-lab-plain", "version": "1"}
+    return {**targeted(finished), **own, "drafter/config.json": json.dumps(config).encode()}
+
+
+def targeted(finished: Tree) -> Tree:
+    """The target in a folder of its own."""
     [made] = [name for name in finished if re.fullmatch("cache/targets/small-code-[^.]*", name)]
     own = [name for name in finished if name == made or name.startswith(f"{made}/")]
+    return {f"target{name.removeprefix(made)}": finished[name] for name in own}
+
+
+def chatting(finished: Tree) -> Tree:
+    """The target in a folder of its own, a chat template, and questions."""
     questions = "".join(json.dumps({"text": f"say {number}"}) + "\n" for number in range(40))
     return {
         "chat.jinja": TEMPLATE.encode(),
         "questions.jsonl": questions.encode(),
-        **{f"target{name.removeprefix(made)}": finished[name] for name in own},
+        **targeted(finished),
     }
 
 
@@ -228,6 +288,7 @@ def comparison() -> str:
         (["dialogues", *DIALOGUES], 0.01, 20, 12),
         (["search", "small.yaml", *SEARCH], 0.02, 8, 2),
         (["new-plugin", "mine"], 0.002, 20, 12),
+        (["export", "drafter", "exported", "--to", "plain"], 0.02, 15, 8),
         (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT, LONGER], 0.005, 0, 1),
         (
             ["check", "--drafter", "out/drafter", "--prompts", "1", "--samples", "60", *SHORT],
@@ -252,6 +313,8 @@ def test_a_command_goes_on_from_every_interruption(
     begin = {**begin, "both.yaml": comparison().encode()}
     if arguments[0] == "dialogues":
         begin |= chatting(finished)
+    if arguments[0] == "export":
+        begin |= exporting(finished)
     visit = server.visit(arguments, begin, FAULTS, between, most)
     counted = Counter(end.fault for end in visit.ends)
     assert not (found := complaints(visit, begin)), "\n".join(found)
