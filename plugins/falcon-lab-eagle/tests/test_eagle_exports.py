@@ -187,6 +187,13 @@ def test_a_target_that_scales_its_embeddings_is_refused(tmp_path: Path) -> None:
         export.write(tmp_path / "out")
 
 
+def test_tied_tables_of_the_target_are_written_twice(tmp_path: Path) -> None:
+    tied = testing.tiny_target("qwen2", vocab=12, layers=4)
+    tied.model.config.tie_word_embeddings = True
+    tied.model.lm_head.weight = tied.model.model.embed_tokens.weight
+    testing.check_export(tmp_path, tied, {"name": "eagle3"}, "speculators", KNOWN)
+
+
 def test_a_folder_that_was_copied_in_part_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "drafter", NODES["own head"])
     exported(tmp_path / "drafter", "vllm", tmp_path / "out")

@@ -137,7 +137,8 @@ class Export:
 
         made = self.mapped()
         with replacing_folder(out, also=(SafetensorError,)) as fresh:
-            tensors = {name: each.contiguous() for name, each in made.tensors.items()}
+            # A target's tied tables are one tensor, which the format has twice.
+            tensors = {name: each.contiguous().clone() for name, each in made.tensors.items()}
             save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
             for name, content in made.others.items():
                 (fresh / name).parent.mkdir(parents=True, exist_ok=True)
