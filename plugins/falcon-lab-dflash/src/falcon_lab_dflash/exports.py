@@ -72,6 +72,11 @@ class DFlashFormat(ExportFormat):
             raise FalconLabError(
                 "a drafter of causal=true cannot be exported: engines run DFlash's blocks both ways"
             )
+        if drafter.config.causal:
+            raise FalconLabError(
+                "its blocks are causal, which these formats were not tried with; train one with "
+                "drafter.causal=false"
+            )
         ours, host = dict(drafter.tensors), drafter.host
         mask, ids = ours.pop("mask"), ours.pop(IDS, None)
         tensors = renamed(ours, dflash_names(drafter.config.layers))
