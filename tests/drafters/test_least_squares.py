@@ -123,3 +123,7 @@ def test_what_has_no_such_solution_is_refused_with_what_to_set() -> None:
         check_least_squares(head_of(target, query="newest"))
     with pytest.raises(FalconLabError, match="no document"):
         begin_at_least_squares(head_of(target, block=1), target, [])
+    bare = head_of(target, block=1)
+    bare.fuse.mix.bias = None
+    with pytest.raises(FalconLabError, match="has no bias"):
+        check_least_squares(bare)

@@ -115,6 +115,11 @@ def check_least_squares(head: object) -> nn.Linear:
             f"and {type(head).__name__} has none; set drafter.fuse=linear, or "
             "distillation.least_squares=0"
         )
+    if fuse.mix.bias is None:
+        raise FalconLabError(
+            f"distillation.least_squares: the linear fuse of {type(head).__name__} has no bias, "
+            "which is part of the solution; give it one, or set distillation.least_squares=0"
+        )
     assert isinstance(head, FeatureHead)
     if head.offsets is not None and head.maps is None:
         raise FalconLabError(
