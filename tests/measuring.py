@@ -278,6 +278,7 @@ TARGET = {
         "passed": True,
         "verdict": "16 of 16 completions parse, 0.55 distinct tokens",
     },
+    "tuning": None,
 }
 
 _HARDWARE = {

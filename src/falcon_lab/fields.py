@@ -402,7 +402,8 @@ def _shape_items(value: Any, origin: type, arguments: tuple[Any, ...], key: str)
         raise ConfigError(key, "is empty; give it a value or take the line out")
     if origin is list:
         if not isinstance(value, list):
-            raise ConfigError(key, f"must be a list, as in [{value}]")
+            example = f", as in [{value}]" if len(str(value)) < 80 else ""
+            raise ConfigError(key, f"must be a list{example}")
         return [shape(item, arguments[0], f"{key}[{i}]") for i, item in enumerate(value)]
     if not isinstance(value, Mapping):
         example = f", as in {{name: {value}}}" if arguments[1] is Any else ""

@@ -85,7 +85,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 INCOMPLETE = {
     "target": ("smollm2",),  # this repository has not its model
     "drafter": ("saved", "union", "space"),  # a folder, parts and a mask token are missing
-    "tree_builder": ("union",),  # parts are missing; test_planted_trees.py has some
+    # Parts are missing, which test_planted_trees.py has; for one token a pass, which its tests say.
+    "tree_builder": ("union", "gsd"),
 }
 
 

@@ -96,7 +96,7 @@ def test_words_of_others_are_tokens_of_the_vocabulary(tmp_path: Path) -> None:
     ("text", "found"),
     [
         (ARPA.replace("-0.7\tcat", "cat"), "no 1-gram"),
-        (ARPA.replace("-0.7", "nan"), "line 11"),
+        (ARPA.replace("-0.7", "nan"), "line 10"),
         ("hello", "no n-grams"),
     ],
 )

@@ -442,7 +442,8 @@ def begins_rounds(drafter: Drafter) -> bool:
     """Whether a drafter, or one that it is made of, has a ``begin_round`` of its own."""
     if drafter.drafters:
         return any(map(begins_rounds, drafter.drafters))
-    return type(drafter).begin_round is not Drafter.begin_round
+    # Asked of the object: what stands for a drafter (in a trace) has its methods, not its class.
+    return getattr(drafter.begin_round, "__func__", None) is not Drafter.begin_round
 
 
 def is_trainable(drafter: object) -> bool:

@@ -12,11 +12,17 @@ __all__ = ["Eagle3Config", "EagleConfig", "FspadConfig", "register_components"]
 
 
 @dataclass
-class EagleConfig(DraftVocabularyOption):
-    """Configure EAGLE (arXiv 2401.15077, §4.1); with tree ``dynamic`` EAGLE-2 (2406.16858)."""
+class LayersOption(DraftVocabularyOption):
+    """What EAGLE-1 and heads on its model have in common."""
 
     layers: int = ranged(1, least=1, most=100)
     """Decoder blocks of the target's own kind."""
+
+
+@dataclass
+class EagleConfig(LayersOption):
+    """Configure EAGLE (arXiv 2401.15077, §4.1); with tree ``dynamic`` EAGLE-2 (2406.16858)."""
+
     form: str = choice("full", ("full", "published"))
     """``full``: blocks as the target has them; ``published``: as the published heads and engines
     have them, without the first block's input norm, a final norm and a bias where inputs are
@@ -39,7 +45,7 @@ class Eagle3Config(DraftVocabularyOption):
 
 
 @dataclass
-class FspadConfig(EagleConfig):
+class FspadConfig(LayersOption):
     """Configure FSPAD (arXiv 2408.15562); without both of its changes it is EAGLE-1."""
 
     sampling: bool = True

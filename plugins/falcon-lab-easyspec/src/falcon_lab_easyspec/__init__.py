@@ -24,7 +24,7 @@ class EasySpecConfig:
 
     size: int | None = ranged(None, least=1, most=9999)
     """N: layers of a group, with the model's first and last layers alone; null is 4."""
-    groups: list[list[int]] | None = None
+    groups: list[list[int]] | None = ranged(None, least=0, most=9999)
     """The groups themselves, in place of N: lists of consecutive layers, counted from 0."""
     model: str | None = filled(None, "name a model, or write null for the target itself")
     """A draft model, a hub id or a folder with the target's own vocabulary; null is the target."""

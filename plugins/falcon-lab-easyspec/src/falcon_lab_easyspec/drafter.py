@@ -77,7 +77,7 @@ class SideBySideModel(DraftModel):
     def __init__(
         self, config: EasySpecConfig, context: BuildContext, beside: SideBySide | None = None
     ) -> None:
-        self.host = context.host
+        self.host, self.draft_vocabulary = context.host, None
         wanted = SpsConfig(model=config.model, revision=config.revision)
         self.model = small_model(wanted, context.host).requires_grad_(False)
         self._calibration = config.calibration or "every_round"

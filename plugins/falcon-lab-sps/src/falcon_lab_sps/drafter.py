@@ -53,7 +53,8 @@ class DraftModel(Drafter):
     needs: frozenset[str] = frozenset()
     host: Any
     model: SmallModel
-    draft_vocabulary: DraftVocabulary | None = None
+    # Without a default, which would hide that of a trained one, a module of its own.
+    draft_vocabulary: DraftVocabulary | None
     _first: int  # position of the first token: 1 where no text's first token is read
     _way: Way  # of committed tokens
     _drafting: Drafting
