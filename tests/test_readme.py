@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from running import EXPERIMENTS, ROOT, SHORTEST, invoke, run, smoke
+from running import EXPERIMENTS, ROOT, SHORTEST, invoke, refused, run, smoke
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -115,6 +115,28 @@ def beside_the_paper(text: str) -> None:
     assert re.search(r"^order of τ draft: (not )?(reproduced|clear)", printed, re.MULTILINE)
 
 
+EXPORT = "falcon-lab export runs/eagle3/drafter exported --to vllm"
+
+
+def exports_a_trained_head(text: str) -> None:
+    """With a head of the kind that the path names, trained for a few steps."""
+    words = shlex.split(text)[1:]
+    head = ["drafter={name: eagle3, taps: [0, 1, 2]}", "glancing.name=none", "objective.feature=0"]
+    head += ["target.pretraining.model.layers=4"]  # of which three are read
+    folder = Path(words[1]).parent
+    stages = "stages=[target,data,distil]"
+    run("run", "experiments/smoke.yaml", *smoke(*head, f"out={folder}", stages, target=False))
+    run(*words)
+    assert Path(words[2], "config.json").exists()
+
+
+def is_not_sent_offline(text: str) -> None:
+    """``tests/export/`` sends to a stand-in of the hub; without a network it is refused."""
+    if not Path("exported").exists():
+        exports_a_trained_head(EXPORT)
+    assert "HF_HUB_OFFLINE" in refused(*shlex.split(text)[1:])
+
+
 CHECKS: dict[str, Check] = {
     "pip install . ./plugins/falcon-lab-lookup && lightning run experiments/csgd.yaml": installs,
     "python3 -m venv .venv && . .venv/bin/activate && pip install . ./plugins/falcon-lab-lookup "
@@ -153,6 +175,8 @@ CHECKS: dict[str, Check] = {
     "falcon-lab plugins": whole(),
     "falcon-lab new-plugin my-head": whole(),
     "falcon-lab doctor": doctor_works,
+    EXPORT: exports_a_trained_head,
+    "falcon-lab push exported me/eagle3-for-my-target": is_not_sent_offline,
     "falcon-lab run experiments/csgd.yaml target.name=Qwen/Qwen3-0.6B target.dtype=bfloat16 "
     "data.corpus=chats.jsonl evaluation.prompts.name=prompts.jsonl out=runs/qwen3": dry,
 }
