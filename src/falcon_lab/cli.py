@@ -186,6 +186,19 @@ def main(ctx: click.Context, with_traceback: bool) -> None:
     warnings.showwarning = show
 
 
+def commands_of(package: str, *commands: click.Command, purpose: str) -> Commands:
+    """Return a distribution's own command line, with our messages, exit codes and signals.
+
+    Args:
+        package: what ``python -m`` is called with.
+        commands: its commands.
+        purpose: of them all, a sentence.
+    """
+    return Commands(
+        package, commands=commands, params=main.params, callback=main.callback, help=purpose
+    )
+
+
 for command in (
     *(run, evaluate, compare, generate, check, bench, tune, search),
     *(plugins, new_plugin, doctor, view_data, dialogues),

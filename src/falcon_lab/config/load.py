@@ -156,7 +156,7 @@ def _complete_tuning(experiment: Experiment) -> None:
     """Have a tuner without a corpus of its own read the experiment's.
 
     Raises:
-        ConfigError: its options are none of a tuner, or its sequences do not fit the target.
+        ConfigError: its options are none of a tuner.
     """
     tune = experiment.target.tune
     if tune is None:

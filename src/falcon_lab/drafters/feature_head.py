@@ -12,13 +12,12 @@ Shapes: B batch, T tokens, F frontier blocks, k block.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.drafters.compiled_passes import CompilablePasses
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_drafting import Drafting
 from falcon_lab.drafters.head_layers import HeadLayers
@@ -26,7 +25,6 @@ from falcon_lab.drafters.head_passes import HeadForward
 from falcon_lab.drafters.head_training import first_pass, unrolled
 from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
 from falcon_lab.interfaces import (
-    Announce,
     DrafterHost,
     DrafterInputs,
     DraftOutput,
@@ -34,19 +32,16 @@ from falcon_lab.interfaces import (
     DraftVocabulary,
     Frontier,
     Observation,
-    PassCompiler,
     Prediction,
-    Recorder,
     Reveal,
     TrainableDrafter,
     TreeBuilder,
 )
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.fast_passes import fast_passes
-from falcon_lab.model.passes import EagerPass, PassMaker
+from falcon_lab.model.passes import EagerPass, ForwardPass, PassMaker
 
 
-class FeatureHead(HeadLayers, TrainableDrafter):
+class FeatureHead(HeadLayers, CompilablePasses, TrainableDrafter):
     """A drafter of blocks of k rows under the relaxed causal mask (k = 1: causal).
 
     The arguments are those of ``HeadLayers``, whose methods a subclass may override.
@@ -79,9 +74,9 @@ class FeatureHead(HeadLayers, TrainableDrafter):
             maps=maps,
             vocabulary=vocabulary,
         )
-        self._draft_through(EagerPass)
+        self.draft_through(EagerPass)
 
-    def _draft_through(self, make: PassMaker) -> None:
+    def draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
         self._pass = make(HeadForward(self))
         self._drafting = Drafting(self, self._pass)
@@ -150,36 +145,13 @@ class FeatureHead(HeadLayers, TrainableDrafter):
         """Make one pass: over the last k tokens (the root), or F blocks of draft tokens."""
         return self._drafting.draft({0: frontier})[0]
 
-    def compiled(
-        self,
-        announce: Announce,
-        compiler: PassCompiler | None = None,
-        recorder: Recorder | None = None,
-    ) -> Self:
-        """Return the same head and weights where they are, drafting through compiled passes.
-
-        On a GPU they are CUDA graphs, and one sequence is drafted for at a time. A pass is traced
-        through ``join``, ``fuse.until``, ``queries``, ``backbone`` and ``logits`` as the head has
-        them.
-
-        Args:
-            announce: is called with one line for the user at a time.
-            compiler: compiles the passes on a CPU; None: inductor, ahead of time.
-            recorder: captures graphs; None: on a GPU alone.
-        """
-        device = next(self.parameters()).device
-        other = copy.copy(self)
-        other._draft_through(fast_passes(device, announce, compiler, recorder))
-        return other
-
     @property
-    def is_compiled(self) -> bool:
-        """Return whether its passes are compiled."""
-        return not self._pass.is_eager
+    def passes(self) -> Sequence[ForwardPass]:
+        """Return the one pass, which is traced through the methods that a head may override.
 
-    def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
-        self._pass.prepare(longest)
+        These are ``join``, ``fuse.until``, ``queries``, ``backbone``, ``carried`` and ``logits``.
+        """
+        return (self._pass,)
 
     def sequences(self, count: int, positions: int, tree: TreeBuilder) -> DraftSequences:
         """Return places for ``count`` sequences that are drafted for in one call."""

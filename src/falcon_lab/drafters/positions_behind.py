@@ -68,10 +68,8 @@ class PositionsBehind(Drafter):
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Return the guesses of the latest pass for the root, and nothing below it."""
-        blocks = frontier.tokens.shape[0]
         if frontier.tokens.shape[1] or self._guesses is None:
-            device = frontier.tokens.device
-            return DraftOutput(torch.empty(blocks, 0, self.vocab_size, device=device))
+            return DraftOutput.nothing(frontier, self.vocab_size)
         return DraftOutput(self._guesses[None], all_proposed=True)
 
     def most_auxiliary(self, tree: TreeBuilder) -> int:

@@ -60,7 +60,7 @@ def save_drafter(
         FalconLabError: it cannot be written; what was there is still there.
     """
     state = {name: weights.detach().cpu() for name, weights in drafter.state_dict().items()}
-    return _write(Path(folder), state, describe(node, provenance, target), card, dtype)
+    return write_state(Path(folder), state, describe(node, provenance, target), card, dtype)
 
 
 def save_as(folder: Path, dtype: str) -> bool:
@@ -78,7 +78,7 @@ def save_as(folder: Path, dtype: str) -> bool:
     wanted = {name: _stored(weights, dtype).dtype for name, weights in state.items()}
     if all(weights.dtype == wanted[name] for name, weights in state.items()):
         return False
-    _write(folder, state, config, read_bounded(there / CARD).decode(errors="replace"), dtype)
+    write_state(folder, state, config, read_bounded(there / CARD).decode(errors="replace"), dtype)
     return True
 
 
@@ -92,19 +92,17 @@ def _stored(weights: Tensor, dtype: str) -> Tensor:
 
 
 def write_state(
-    folder: Path, state: Mapping[str, Tensor], description: Mapping[str, Any], card: str
+    folder: Path,
+    state: Mapping[str, Tensor],
+    description: Mapping[str, Any],
+    card: str,
+    dtype: str = AS_TRAINED,
 ) -> Path:
     """Write a drafter of which all is known: weights, content of ``config.json``, card.
 
     Raises:
         FalconLabError: it cannot be written; what was there is still there.
     """
-    return _write(folder, state, description, card, AS_TRAINED)
-
-
-def _write(
-    folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], card: str, dtype: str
-) -> Path:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -112,7 +110,7 @@ def _write(
     with replacing_folder(folder, also=(SafetensorError,)) as fresh:
         save_file(saved, fresh / WEIGHTS, metadata={"format": "pt"})
         (fresh / CARD).write_text(card, "utf-8")
-        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        (fresh / CONFIG).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
     return folder
 
 

@@ -127,3 +127,27 @@ def vllm_command(folder: str, target: str, method: str, tokens: int) -> str:
     """
     speculative = {"method": method, "model": folder, "num_speculative_tokens": tokens}
     return f"```\nvllm serve {target} --speculative-config '{json.dumps(speculative)}'\n```"
+
+
+def sglang_command(folder: str, target: str, algorithm: str, chain: int | None = None) -> str:
+    """Return how SGLang serves a target with a drafter beside it, as Markdown.
+
+    Args:
+        folder: of the drafter.
+        target: its hub id or folder.
+        algorithm: what SGLang calls such drafters.
+        chain: tokens that are drafted a round, one after the other, to which SGLang adds the root;
+            None: the drafter's own configuration says it.
+    """
+    steps = (
+        ""
+        if chain is None
+        else (
+            f" --speculative-num-steps {chain} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {chain + 1}"
+        )
+    )
+    return (
+        f"```\npython -m sglang.launch_server --model-path {target} --speculative-algorithm "
+        f"{algorithm} --speculative-draft-model-path {folder}{steps}\n```"
+    )

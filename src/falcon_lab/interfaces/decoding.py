@@ -104,6 +104,21 @@ class DraftOutput:
     vocabulary: DraftVocabulary | None = None
     parts: tuple[DraftOutput | None, ...] = ()
 
+    @classmethod
+    def nothing(
+        cls, frontier: Frontier, vocab_size: int, vocabulary: DraftVocabulary | None = None
+    ) -> DraftOutput:
+        """Return that nothing is proposed below any block of a frontier.
+
+        Args:
+            frontier: the blocks.
+            vocab_size: of the target.
+            vocabulary: of the drafter, if it has one of its own.
+        """
+        size = vocab_size if vocabulary is None else vocabulary.vocab_size
+        shape = (frontier.tokens.shape[0], 0, size)
+        return cls(torch.empty(shape, device=frontier.tokens.device), vocabulary=vocabulary)
+
     @cached_property
     def log_probabilities(self) -> Tensor:
         """As ``logits``, float, computed once; NaN throughout where nothing is proposed."""

@@ -124,7 +124,7 @@ class LayerPlan:
                     f"the {what} of layer {wrong[0]} cannot be skipped: the target has the layers "
                     f"0 to {count - 1}"
                 )
-        self._check_groups(range(self.first, last))
+        self._check_groups(self._span(count))
 
     def _check_groups(self, run: range) -> None:
         grouped: set[int] = set()
@@ -142,21 +142,21 @@ class LayerPlan:
 
     def runs(self, count: int) -> tuple[int, ...]:
         """Return the layers of a model with ``count`` layers of which anything is run."""
-        stop = count if self.last is None else self.last
         skipped = self.skip_attention & self.skip_mlp
-        return tuple(layer for layer in range(self.first, stop) if layer not in skipped)
+        return tuple(layer for layer in self._span(count) if layer not in skipped)
 
     def work(self, count: int) -> float:
         """Return how many layers of such a model a pass runs; an attention alone is half of one."""
-        stop = count if self.last is None else self.last
-        run = range(self.first, stop)
         skipped = (self.skip_attention, self.skip_mlp)
-        return sum(layer not in each for layer in run for each in skipped) / 2
+        return sum(layer not in each for layer in self._span(count) for each in skipped) / 2
 
     def stores(self, count: int) -> frozenset[int]:
         """Return the layers of such a model in which a pass leaves keys and values."""
-        stop = count if self.last is None else self.last
-        return frozenset(range(self.first, stop)) - self.skip_attention
+        return frozenset(self._span(count)) - self.skip_attention
+
+    def _span(self, count: int) -> range:
+        """Return the layers of such a model between the ends of a pass."""
+        return range(self.first, count if self.last is None else self.last)
 
 
 @dataclass(frozen=True, slots=True)

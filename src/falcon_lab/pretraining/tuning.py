@@ -31,7 +31,7 @@ from falcon_lab.model.memory import free_memory, gib
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.hooks import TuningOptions
 from falcon_lab.pretraining.training import next_token_loss, save_whole
-from falcon_lab.pretraining.tuned import Parent, Tuning, options_of, tuning_sentence
+from falcon_lab.pretraining.tuned import Parent, Tuning, options_of
 from falcon_lab.timing import Stopwatch
 from falcon_lab.training import make_optimizer, train
 
@@ -244,10 +244,9 @@ def answer_loss(target: Target, data: FalconDataModule) -> tuple[float, int]:
 
 def model_card(card: Tuning) -> str:
     """Return the README of a tuned target."""
-    values = {"parent": vars(card.parent), **{k: v for k, v in vars(card).items() if k != "parent"}}
     return (
         f"---\nbase_model: {json.dumps(card.parent.name)}\nlibrary_name: transformers\n---\n\n"
-        f"# {card.parent.name}, {tuning_sentence(values)}\n\n"
+        f"# {card.parent.name}, {card.sentence}\n\n"
         f"Made by falcon-lab. Its parent has the fingerprint `{card.parent.fingerprint}`. "
         "Speculative decoding of this model is lossless with respect to this model, which is "
         "another one than its parent.\n\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from falcon_lab import cli
+from falcon_lab.cli import commands_of
 
 
 @click.command()
@@ -61,14 +61,7 @@ def build(
     )
 
 
-main = cli.Commands(
-    "falcon_lab_aded",
-    commands=[build],
-    params=cli.main.params,
-    callback=cli.main.callback,
-    help="Make what the drafter aded searches.",
-)
-"""With the error messages, exit codes and signals of ``falcon-lab``."""
+main = commands_of("falcon_lab_aded", build, purpose="Make what the drafter aded searches.")
 
 
 if __name__ == "__main__":

@@ -11,29 +11,26 @@ draft vocabulary, where there is one).
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.drafters.compiled_passes import CompilablePasses
 from falcon_lab.interfaces import (
-    Announce,
     BuildContext,
     DrafterInputs,
     DraftOutput,
     Frontier,
     Observation,
-    PassCompiler,
     Prediction,
-    Recorder,
     Reveal,
     TrainableDrafter,
     TreeBuilder,
 )
-from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.kv_cache import KVCache
-from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions
+from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions, PassMaker
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
 from falcon_lab_dflash.layers import DraftModel, draft_sizes
@@ -43,7 +40,7 @@ MOST_TAPS = 5
 ROOM = 512  # positions of context where the length of the text is unknown
 
 
-class DFlashDrafter(TrainableDrafter):
+class DFlashDrafter(CompilablePasses, TrainableDrafter):
     """The drafter of ``DFlashConfig``; the target's embeddings and LM head are used as they are.
 
     Attributes:
@@ -67,8 +64,10 @@ class DFlashDrafter(TrainableDrafter):
         self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
         self._anchors, self._causal = config.anchors, config.causal
         self.draft_vocabulary = context.draft_vocabulary(config.draft_vocabulary)
-        self._pass: ForwardPass = EagerPass(self._forward())
         self._room = ROOM
+        self.draft_through(EagerPass)
+
+    def _forget(self) -> None:
         self._cache: KVCache | None = None
         self._pending: list[Tensor] = []  # [M, L, H] each, not yet in the cache
         self._newest: Tensor | None = None  # [1, L, H], the last that is in the cache
@@ -141,7 +140,7 @@ class DFlashDrafter(TrainableDrafter):
 
     def reset(self, first: Tensor) -> None:
         """Start a text."""
-        self._pending, self._cache, self._newest, self._root = [], None, None, None
+        self._forget()
 
     def kv_bytes(self, positions: int, tree: TreeBuilder) -> int:
         """Return the memory of the keys and values of a context, and of a block behind it."""
@@ -176,9 +175,7 @@ class DFlashDrafter(TrainableDrafter):
         """Return ``[1, k, V]`` for the root, and no predictions for anything below."""
         words = self.draft_vocabulary
         if frontier.tokens.shape[1]:
-            blocks, device = frontier.tokens.shape[0], frontier.tokens.device
-            nothing = torch.empty(blocks, 0, (words or self.host).vocab_size, device=device)
-            return DraftOutput(nothing, vocabulary=words)
+            return DraftOutput.nothing(frontier, self.host.vocab_size, words)
         if self._root is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
         taps = self._context()
@@ -187,16 +184,6 @@ class DFlashDrafter(TrainableDrafter):
         logits, features = self._pass([taps, self._root], NewPositions(positions, None, cache))
         cache.truncate(cache.length - self.length - 1)  # the block was there for the pass alone
         return DraftOutput(logits[None], features[None], all_proposed=True, vocabulary=words)
-
-    def _forward(self) -> BlockForward:
-        return BlockForward(
-            self.model,
-            self.mask,
-            self.host,
-            self.length,
-            self.draft_vocabulary,
-            causal=self._causal,
-        )
 
     def _context(self) -> Tensor:
         """Return the taps ``[N, L, H]`` of the positions that the pass is to append."""
@@ -225,29 +212,23 @@ class DFlashDrafter(TrainableDrafter):
         self._pass.reserve(self._cache, self._cache.length + new)
         return self._cache
 
-    # --- compiled passes ----------------------------------------------------------------------
-
-    def compiled(
-        self,
-        announce: Announce,
-        compiler: PassCompiler | None = None,
-        recorder: Recorder | None = None,
-    ) -> Self:
-        """Return the same drafter, whose new context and block are one compiled pass a round."""
-        other = copy.copy(self)
-        make = fast_passes(self.mask.device, announce, compiler, recorder)
-        other._pass = make(self._forward())
-        other._pending, other._cache = [], None
-        return other
+    def draft_through(self, make: PassMaker) -> None:
+        """Draft through passes that ``make`` makes, a round's new context and block in each."""
+        forward = BlockForward(
+            self.model,
+            self.mask,
+            self.host,
+            self.length,
+            self.draft_vocabulary,
+            causal=self._causal,
+        )
+        self._pass = make(forward)
+        self._forget()
 
     @property
-    def is_compiled(self) -> bool:
-        """Return whether its passes are compiled."""
-        return not self._pass.is_eager
-
-    def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
-        self._pass.prepare(longest)
+    def passes(self) -> Sequence[ForwardPass]:
+        """Return the one pass."""
+        return (self._pass,)
 
 
 def spread(layers: int) -> tuple[int, ...]:

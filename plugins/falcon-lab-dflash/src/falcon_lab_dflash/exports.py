@@ -20,6 +20,7 @@ from falcon_lab.export.mapping import (
     plain_tables,
     renamed,
     reversed_names,
+    sglang_command,
     token_ids,
     vllm_command,
     vocabulary_maps,
@@ -71,11 +72,6 @@ class DFlashFormat(ExportFormat):
         if drafter.config.causal:
             raise FalconLabError(
                 "a drafter of causal=true cannot be exported: engines run DFlash's blocks both ways"
-            )
-        if drafter.config.causal:
-            raise FalconLabError(
-                "its blocks are causal, which these formats were not tried with; train one with "
-                "drafter.causal=false"
             )
         ours, host = dict(drafter.tensors), drafter.host
         mask, ids = ours.pop("mask"), ours.pop(IDS, None)
@@ -191,7 +187,4 @@ class DFlashSglang(DFlashFormat):
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line."""
-        return (
-            f"```\npython -m sglang.launch_server --model-path {drafter.place} "
-            f"--speculative-algorithm DFLASH --speculative-draft-model-path {folder}\n```"
-        )
+        return sglang_command(folder, drafter.place, "DFLASH")

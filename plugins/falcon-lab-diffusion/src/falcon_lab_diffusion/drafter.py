@@ -13,12 +13,13 @@ vocabulary (the draft vocabulary, where there is one).
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from falcon_lab.drafters.compiled_passes import CompilablePasses
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     Announce,
@@ -35,10 +36,9 @@ from falcon_lab.interfaces import (
     TrainableDrafter,
     TreeBuilder,
 )
-from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.masks import causal_mask, packed_mask
-from falcon_lab.model.passes import EagerPass, NewPositions, PassMaker
+from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions, PassMaker
 from falcon_lab_diffusion import DiffusionConfig, masking
 from falcon_lab_diffusion.masked_model import (
     MASK,
@@ -56,7 +56,7 @@ FEW = 64
 """Tokens up to which a pass computes the logits of all."""
 
 
-class DiffusionDrafter(TrainableDrafter):
+class DiffusionDrafter(CompilablePasses, TrainableDrafter):
     """The drafter of ``DiffusionConfig``; it reads tokens alone.
 
     Attributes:
@@ -87,9 +87,9 @@ class DiffusionDrafter(TrainableDrafter):
         )
         self._caches = (config.attention or ("block", "bidirectional")[self.pretrained]) == "block"
         self._ahead = int(config.shift)  # rows of a block that need no mask
-        self._draft_through(EagerPass)
+        self.draft_through(EagerPass)
 
-    def _draft_through(self, make: PassMaker) -> None:
+    def draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
         self._pass = make(MaskedForward(self.model))
         self._room = CAPACITY
@@ -281,9 +281,7 @@ class DiffusionDrafter(TrainableDrafter):
         begun, self._begun = self._begun, None
         rows = self._count(begun) if not frontier.tokens.shape[1] else 0
         if not rows:
-            blocks, device = frontier.tokens.shape[0], frontier.tokens.device
-            nothing = torch.empty(blocks, 0, (words or self.host).vocab_size, device=device)
-            return DraftOutput(nothing, vocabulary=words)
+            return DraftOutput.nothing(frontier, self.host.vocab_size, words)
         text = torch.cat(self._text)
         self._text = [text]
         shown = torch.full((rows,), MASK, device=text.device)
@@ -379,16 +377,9 @@ class DiffusionDrafter(TrainableDrafter):
         if not self._caches:
             announce("drafter diffusion is not compiled: attention is bidirectional")
             return self
-        device = next(self.model.parameters()).device
-        other = copy.copy(self)
-        other._draft_through(fast_passes(device, announce, compiler, recorder))
-        return other
+        return super().compiled(announce, compiler, recorder)
 
     @property
-    def is_compiled(self) -> bool:
-        """Return whether its passes are compiled."""
-        return not self._pass.is_eager
-
-    def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
-        self._pass.prepare(longest)
+    def passes(self) -> Sequence[ForwardPass]:
+        """Return the one pass."""
+        return (self._pass,)

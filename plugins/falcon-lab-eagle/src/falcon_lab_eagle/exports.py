@@ -19,6 +19,7 @@ from falcon_lab.export.mapping import (
     plain_tables,
     renamed,
     reversed_names,
+    sglang_command,
     token_ids,
     vllm_command,
     vocabulary_maps,
@@ -201,17 +202,7 @@ class Eagle3Sglang(Eagle3Format):
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line; SGLang counts the root among the draft tokens."""
-        return sglang_command(folder, drafter, "EAGLE3")
-
-
-def sglang_command(folder: str, drafter: TrainedDrafter, algorithm: str) -> str:
-    """Return how SGLang serves a target with a drafter of a chain beside it."""
-    return (
-        f"```\npython -m sglang.launch_server --model-path {drafter.place} "
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {folder} "
-        f"--speculative-num-steps {drafter.draft_tokens} --speculative-eagle-topk 1 "
-        f"--speculative-num-draft-tokens {drafter.draft_tokens + 1}\n```"
-    )
+        return sglang_command(folder, drafter.place, "EAGLE3", drafter.draft_tokens)
 
 
 class Eagle3Speculators(Eagle3Format):
@@ -368,4 +359,4 @@ class EagleSglang(EagleFormat):
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line; SGLang counts the root among the draft tokens."""
-        return sglang_command(folder, drafter, "EAGLE")
+        return sglang_command(folder, drafter.place, "EAGLE", drafter.draft_tokens)

@@ -82,17 +82,18 @@ class SideBySideModel(DraftModel):
         self.model = small_model(wanted, context.host).requires_grad_(False)
         self._calibration = config.calibration or "every_round"
         self.plan = plan_of(config, self.model.config.num_hidden_layers, beside)
-        self._draft_through(EagerPass)
+        self.draft_through(EagerPass)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy for another sequence, which shares the model; its passes are eager."""
         other = copy.copy(self)
-        other._draft_through(EagerPass)
+        other.draft_through(EagerPass)
         return other
 
-    def _draft_through(self, make: PassMaker) -> None:
+    def draft_through(self, make: PassMaker) -> None:
+        """Make a way for draft tokens beside that of committed ones."""
         self._fuzzy = self._made_way(make, "drafter-groups", self.plan)
-        super()._draft_through(make)
+        super().draft_through(make)
 
     def _text(self) -> CalibratedDrafting:
         return CalibratedDrafting(

@@ -86,9 +86,9 @@ class EesdDrafter(FeatureHead):
         cost: float = host.pass_cost(LayerPlan(last=self.taps[0] + 1)) - head * missing
         return cost
 
-    def _draft_through(self, make: PassMaker) -> None:
+    def draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
-        super()._draft_through(make)
+        super().draft_through(make)
         self._alone = ExitSequences(self._drafting, self._plan, 1)
 
     # --- the trained layer ----------------------------------------------------------------------

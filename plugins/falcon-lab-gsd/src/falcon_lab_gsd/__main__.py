@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from falcon_lab import cli
+from falcon_lab.cli import commands_of
 
 
 @click.command()
@@ -59,14 +59,7 @@ def saving(
             click.echo(line)
 
 
-main = cli.Commands(
-    "falcon_lab_gsd",
-    commands=[saving],
-    params=cli.main.params,
-    callback=cli.main.callback,
-    help="Show what the draft graph is worth.",
-)
-"""With the error messages, exit codes and signals of ``falcon-lab``."""
+main = commands_of("falcon_lab_gsd", saving, purpose="Show what the draft graph is worth.")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,16 @@ its LM head reads, H hidden, V vocabulary (the draft vocabulary, where there is 
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from falcon_lab.drafters.compiled_passes import CompilablePasses
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
-    Announce,
     DrafterHost,
     DrafterInputs,
     DraftOutput,
@@ -27,15 +26,12 @@ from falcon_lab.interfaces import (
     Frontier,
     Observation,
     Outputs,
-    PassCompiler,
     Prediction,
-    Recorder,
     Reveal,
     TrainableDrafter,
     TreeBuilder,
 )
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.passes import (
     Forward,
     ForwardPass,
@@ -51,7 +47,7 @@ MOST = 64
 """Nodes of a pass that there are compiled ones for."""
 
 
-class PathDrafter(TrainableDrafter):
+class PathDrafter(CompilablePasses, TrainableDrafter):
     """A drafter of n heads, each for the tokens one place deeper than the head before.
 
     A subclass makes the layers and then calls ``draft_through(EagerPass)``.
@@ -226,41 +222,17 @@ class PathDrafter(TrainableDrafter):
         elif self._rows is None:
             raise RuntimeError("the first pass of a round expands Frontier.root()")
         elif self._passes == self.max_passes:
-            return self._nothing(frontier)
+            return DraftOutput.nothing(frontier, self.host.vocab_size, self.draft_vocabulary)
         else:
             rows = self.node_rows(self._rows, frontier)
         logits, _ = self._guesses[self._passes]([rows])
         self._rows, self._passes = rows, self._passes + 1
         return DraftOutput(logits[:, None], all_proposed=True, vocabulary=self.draft_vocabulary)
 
-    def _nothing(self, frontier: Frontier) -> DraftOutput:
-        words = self.draft_vocabulary
-        count, size = frontier.tokens.shape[0], (words or self.host).vocab_size
-        nothing = torch.empty(count, 0, size, device=frontier.tokens.device)
-        return DraftOutput(nothing, vocabulary=words)
-
-    # --- compiled passes ----------------------------------------------------------------------
-
-    def compiled(
-        self,
-        announce: Announce,
-        compiler: PassCompiler | None = None,
-        recorder: Recorder | None = None,
-    ) -> Self:
-        """Return the same drafter, each of whose heads is a compiled pass, as its context is."""
-        other = copy.copy(self)
-        other.draft_through(fast_passes(self.weight.device, announce, compiler, recorder))
-        return other
-
     @property
-    def is_compiled(self) -> bool:
-        """Return whether its passes are compiled."""
-        return not self._guesses[0].is_eager
-
-    def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
-        for each in self._guesses if self._layers is None else [*self._guesses, self._layers]:
-            each.prepare(longest)
+    def passes(self) -> Sequence[ForwardPass]:
+        """Return one for every head, and that of ``context``."""
+        return self._guesses if self._layers is None else [*self._guesses, self._layers]
 
 
 class GuessForward(Forward):

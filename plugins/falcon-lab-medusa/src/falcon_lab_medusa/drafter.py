@@ -9,30 +9,26 @@ Shapes: B batch, T tokens, n heads (the block k), r rows, F frontier blocks, H h
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from falcon_lab.drafters.compiled_passes import CompilablePasses
 from falcon_lab.interfaces import (
-    Announce,
     BuildContext,
     DrafterInputs,
     DraftOutput,
     Frontier,
     Observation,
     Outputs,
-    PassCompiler,
     Prediction,
-    Recorder,
     Reveal,
     TrainableDrafter,
 )
-from falcon_lab.model.fast_passes import fast_passes
-from falcon_lab.model.passes import EagerPass, Forward, ForwardPass, Inputs, NewPositions
+from falcon_lab.model.passes import EagerPass, Forward, ForwardPass, Inputs, NewPositions, PassMaker
 from falcon_lab_medusa import MedusaConfig
 
 
@@ -50,7 +46,7 @@ class ResBlock(nn.Module):
         return hidden + functional.silu(self.linear(hidden))
 
 
-class MedusaDrafter(TrainableDrafter):
+class MedusaDrafter(CompilablePasses, TrainableDrafter):
     """n heads, each of its own residual layers and, with ``head: own``, output layer.
 
     Attributes:
@@ -61,6 +57,7 @@ class MedusaDrafter(TrainableDrafter):
 
     needs = frozenset({"features"})
     max_passes = 1
+    _newest: Tensor | None  # [H], h_t
 
     def __init__(self, config: MedusaConfig, context: BuildContext) -> None:
         super().__init__()
@@ -77,8 +74,7 @@ class MedusaDrafter(TrainableDrafter):
         )
         heads = config.block if own else 0
         self.heads = nn.ModuleList(self._words.copy_head() for _ in range(heads))
-        self._newest: Tensor | None = None  # [H], h_t
-        self._pass: ForwardPass = EagerPass(MedusaForward(self))
+        self.draft_through(EagerPass)
 
     @property
     def _words(self) -> Any:
@@ -131,10 +127,8 @@ class MedusaDrafter(TrainableDrafter):
     @torch.no_grad()
     def draft(self, frontier: Frontier) -> DraftOutput:
         """Draft with all heads in one pass for the root, and nothing below it."""
-        blocks = frontier.tokens.shape[0]
         if frontier.tokens.shape[1]:
-            nothing = torch.empty(blocks, 0, self._words.vocab_size, device=frontier.tokens.device)
-            return DraftOutput(nothing, vocabulary=self.draft_vocabulary)
+            return DraftOutput.nothing(frontier, self.host.vocab_size, self.draft_vocabulary)
         if self._newest is None:
             raise RuntimeError("draft() needs an observed position: call observe() first")
         logits, hidden = self._pass([self._newest])
@@ -150,28 +144,15 @@ class MedusaDrafter(TrainableDrafter):
             logits = self._words.head(hidden.to(newest.dtype))
         return logits, hidden
 
-    # --- compiled passes ----------------------------------------------------------------------
-
-    def compiled(
-        self,
-        announce: Announce,
-        compiler: PassCompiler | None = None,
-        recorder: Recorder | None = None,
-    ) -> Self:
-        """Return the same drafter, whose heads together are one compiled pass."""
-        other = copy.copy(self)
-        make = fast_passes(self.host.device, announce, compiler, recorder)
-        other._pass = make(MedusaForward(self))
-        return other
+    def draft_through(self, make: PassMaker) -> None:
+        """Draft through a pass that ``make`` makes of all heads together."""
+        self._newest = None
+        self._pass = make(MedusaForward(self))
 
     @property
-    def is_compiled(self) -> bool:
-        """Return whether the heads are compiled."""
-        return not self._pass.is_eager
-
-    def prepare(self, longest: int) -> None:
-        """Compile the pass now; it is the same however many tokens there are."""
-        self._pass.prepare(longest)
+    def passes(self) -> Sequence[ForwardPass]:
+        """Return the one pass; it is the same however many tokens there are."""
+        return (self._pass,)
 
 
 class MedusaForward(Forward):

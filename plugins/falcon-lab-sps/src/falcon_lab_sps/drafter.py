@@ -6,39 +6,35 @@ one).
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from falcon_lab.drafters.compiled_passes import CompilablePasses
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
-    Announce,
     BuildContext,
-    Drafter,
     DrafterInputs,
     DraftOutput,
     DraftVocabulary,
     Frontier,
     LayerPlan,
     Observation,
-    PassCompiler,
     Prediction,
-    Recorder,
     Reveal,
     TrainableDrafter,
     TreeBuilder,
 )
-from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.masks import packed_mask
-from falcon_lab.model.passes import EagerPass, PassMaker, TokensForward
+from falcon_lab.model.passes import EagerPass, ForwardPass, PassMaker, TokensForward
 from falcon_lab_sps import SpsConfig
 from falcon_lab_sps.drafting import Drafting, Way
 from falcon_lab_sps.small_model import SmallModel, small_model
 
 
-class DraftModel(Drafter):
+class DraftModel(CompilablePasses):
     """Drafts with a small causal language model, over a cache of its own; it reads tokens alone.
 
     Attributes:
@@ -59,7 +55,7 @@ class DraftModel(Drafter):
     _way: Way  # of committed tokens
     _drafting: Drafting
 
-    def _draft_through(self, make: PassMaker) -> None:
+    def draft_through(self, make: PassMaker) -> None:
         """Draft through passes that ``make`` makes from now on."""
         self._way = self._made_way(make, "drafter", LayerPlan())
         self._drafting = self._text()
@@ -112,33 +108,13 @@ class DraftModel(Drafter):
         logits = self._drafting.root() if root else self._drafting.blocks(frontier)
         words = self.draft_vocabulary
         if logits is None:
-            blocks, device = frontier.tokens.shape[0], frontier.tokens.device
-            nothing = torch.empty(blocks, 0, (words or self.host).vocab_size, device=device)
-            return DraftOutput(nothing, vocabulary=words)
+            return DraftOutput.nothing(frontier, self.host.vocab_size, words)
         return DraftOutput(logits, all_proposed=True, vocabulary=words)
 
-    # --- compiled passes ----------------------------------------------------------------------
-
-    def compiled(
-        self,
-        announce: Announce,
-        compiler: PassCompiler | None = None,
-        recorder: Recorder | None = None,
-    ) -> Self:
-        """Return the same drafter, drafting through compiled passes; prompts go without."""
-        device = next(self.model.parameters()).device
-        other = copy.copy(self)
-        other._draft_through(fast_passes(device, announce, compiler, recorder))
-        return other
-
     @property
-    def is_compiled(self) -> bool:
-        """Return whether its passes are compiled."""
-        return not self._way.run.is_eager
-
-    def prepare(self, longest: int) -> None:
-        """Compile the passes of rounds of up to so many new tokens now, if they are to be."""
-        self._way.run.prepare(longest)
+    def passes(self) -> Sequence[ForwardPass]:
+        """Return that over committed tokens, which draft tokens go through too."""
+        return (self._way.run,)
 
 
 class SpsDrafter(TrainableDrafter, DraftModel):
@@ -162,7 +138,7 @@ class SpsDrafter(TrainableDrafter, DraftModel):
         self.model = small_model(config, context.host, None if words is None else words.ids)
         self.pretrained = config.model is not None
         self._first = 0 if self.pretrained else 1
-        self._draft_through(EagerPass)
+        self.draft_through(EagerPass)
 
     def forward(self, inputs: DrafterInputs, reveal: Reveal | None = None) -> Prediction:
         """Row t has read x_{t+1} and predicts what follows it, ``[B, T, V]`` logits.

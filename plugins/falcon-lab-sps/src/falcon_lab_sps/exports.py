@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.export.mapping import dtype_of, vllm_command
+from falcon_lab.export.mapping import dtype_of, sglang_command, vllm_command
 from falcon_lab.interfaces import Exported, ExportFormat, TrainedDrafter
 from falcon_lab.model.families import decoder_of
 
@@ -106,9 +106,4 @@ class DraftModelSglang(DraftModelFormat):
 
     def serving(self, folder: str, drafter: TrainedDrafter) -> str:
         """Return the command line; SGLang counts the root among the draft tokens."""
-        return (
-            f"```\npython -m sglang.launch_server --model-path {drafter.place} "
-            f"--speculative-algorithm STANDALONE --speculative-draft-model-path {folder} "
-            f"--speculative-num-steps {drafter.draft_tokens} --speculative-eagle-topk 1 "
-            f"--speculative-num-draft-tokens {drafter.draft_tokens + 1}\n```"
-        )
+        return sglang_command(folder, drafter.place, "STANDALONE", drafter.draft_tokens)
