@@ -288,7 +288,7 @@ def comparison() -> str:
         (["dialogues", *DIALOGUES], 0.01, 20, 12),
         (["search", "small.yaml", *SEARCH], 0.02, 8, 2),
         (["new-plugin", "mine"], 0.002, 20, 12),
-        (["export", "drafter", "exported", "--to", "plain"], 0.02, 15, 8),
+        (["export", "drafter", "exported", "--to", "plain"], 0.005, 15, 8),
         (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT, LONGER], 0.005, 0, 1),
         (
             ["check", "--drafter", "out/drafter", "--prompts", "1", "--samples", "60", *SHORT],
