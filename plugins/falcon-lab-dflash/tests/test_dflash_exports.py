@@ -38,6 +38,7 @@ def test_a_block_has_its_root_and_layers_are_numbered_from_zero(tmp_path: Path) 
     ("name", "options", "said"),
     [
         ("vllm", {"taps": [0, 1]}, "embeddings"),
+        ("vllm", {"causal": True}, "causal=true"),
         ("sglang", {"draft_vocabulary": 9}, "draft_vocabulary=null"),
     ],
 )

@@ -11,8 +11,10 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
 from falcon_lab import testing
+from falcon_lab.drafters.saved import save_as
 from falcon_lab.errors import FalconLabError
 from falcon_lab.export.folder import Export, import_drafter, read_exported, read_origin
+from falcon_lab.export.mapping import IDS
 from falcon_lab.interfaces import Exported, Frontier, Observation
 
 FORMATS = ("vllm", "speculators", "sglang")
@@ -192,6 +194,15 @@ def test_tied_tables_of_the_target_are_written_twice(tmp_path: Path) -> None:
     tied.model.config.tie_word_embeddings = True
     tied.model.lm_head.weight = tied.model.model.embed_tokens.weight
     testing.check_export(tmp_path, tied, {"name": "eagle3"}, "speculators", KNOWN)
+
+
+@pytest.mark.parametrize("name", ["vllm", "speculators"])
+def test_rows_of_the_lm_head_keep_the_target_s_precision(tmp_path: Path, name: str) -> None:
+    saved(tmp_path / "drafter", NODES["draft vocabulary"])
+    assert save_as(tmp_path / "drafter", "bfloat16")
+    made = exported(tmp_path / "drafter", name, tmp_path / "out")
+    ids, rows = made.trained.tensors[IDS], target().model.get_output_embeddings().weight
+    assert torch.equal(read_exported(tmp_path / "out").tensors["lm_head.weight"], rows[ids])
 
 
 def test_a_folder_that_was_copied_in_part_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class DFlashFormat(ExportFormat):
         tables, sizes = plain_tables(host), draft_sizes(host.config)
         drafted = host.vocab_size if ids is None else len(ids)
         if ids is not None:
-            tensors["lm_head.weight"] = tables.head[ids].to(mask.dtype)
+            tensors["lm_head.weight"] = tables.head[ids]
             tensors |= vocabulary_maps(ids, host.vocab_size)
         token, layers = unused_token(host), drafter.config.layers
         config = {

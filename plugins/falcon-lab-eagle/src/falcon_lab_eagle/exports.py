@@ -66,7 +66,7 @@ class Eagle3Format(ExportFormat):
         tensors = renamed(ours, eagle3_names(self.layer))
         tables = plain_tables(drafter.host)
         if head is None and ids is not None:
-            head = tables.head[ids].to(tensors["norm.weight"].dtype)
+            head = tables.head[ids]
         if head is not None:
             tensors["lm_head.weight"] = head
         if ids is not None:
@@ -215,11 +215,8 @@ class Eagle3Speculators(Eagle3Format):
     def write(self, drafter: TrainedDrafter) -> Exported:
         """Add the target's embeddings and LM head, which its class holds."""
         found = super().write(drafter)
-        tables, dtype = plain_tables(drafter.host), found.tensors["norm.weight"].dtype
-        given = {
-            "embed_tokens.weight": tables.embeddings.to(dtype),
-            "lm_head.weight": tables.head.to(dtype),
-        }
+        tables = plain_tables(drafter.host)
+        given = {"embed_tokens.weight": tables.embeddings, "lm_head.weight": tables.head}
         return Exported(found.config, given | found.tensors)
 
     def config(

@@ -33,8 +33,7 @@ class MedusaVllm(ExportFormat):
         tensors |= {_head(name): head for name, head in heads.items()}
         if not heads:
             rows = plain_tables(host).head
-            dtype = next(iter(tensors.values())).dtype
-            tensors[SHARED] = (rows if ids is None else rows[ids]).to(dtype)
+            tensors[SHARED] = rows if ids is None else rows[ids]
         if ids is not None:
             tensors["token_map"] = ids
         config = {
