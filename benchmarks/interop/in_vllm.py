@@ -1,10 +1,11 @@
-"""Decode with an exported drafter in vLLM, greedily in float32; runs in its environment.
+"""Decode with exported drafters in vLLM, greedily in float32; runs in its environment.
 
-PYTHON in_vllm.py CASE.json OUT.json HEAD EXPORT
+PYTHON in_vllm.py CASE.json OUT.json HEAD:EXPORT…
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -14,9 +15,10 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-METHODS = {"sps": "draft_model"}
 COUNTERS = {
     "rounds": "num_drafts",
     "drafted": "num_draft_tokens",
@@ -24,43 +26,61 @@ COUNTERS = {
 }
 
 
-def main(arguments: list[str]) -> None:
-    """Write texts and counters."""
+def counters(llm: Any) -> dict[str, int]:
+    """Return what vLLM has counted so far."""
+    found = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    return {key: int(found.get(f"vllm:spec_decode_{part}", 0)) for key, part in COUNTERS.items()}
+
+
+def decoded(case: dict[str, Any], head: str, name: str) -> dict[str, Any]:
+    """Return the texts of one export, and what was counted."""
     from vllm import LLM, SamplingParams
 
-    case = json.loads(Path(arguments[0]).read_text("utf-8"))
-    head, name = arguments[2], arguments[3]
     told = case["heads"][head]
-    speculative = {
-        "method": METHODS.get(head, head),
-        "model": told["exports"][name],
-        "num_speculative_tokens": told["draft_tokens"],
-    }
-    longest = max(map(len, case["prompts"])) + case["new"] + 16
     llm = LLM(
         model=case["target"],
         dtype="float32",
-        speculative_config=speculative,
+        speculative_config={
+            "method": told["method"],
+            "model": told["exports"][name],
+            "num_speculative_tokens": told["draft_tokens"],
+        },
         enforce_eager=True,
-        max_model_len=longest,
+        max_model_len=max(map(len, case["prompts"])) + case["new"] + 16,
         max_num_seqs=1,
         disable_log_stats=False,
         enable_prefix_caching=False,
     )
     sampling = SamplingParams(temperature=0, max_tokens=case["new"], ignore_eos=True)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
-    outputs = [llm.generate(prompt, sampling)[0] for prompt in prompts]
-    metrics = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
-    found = {
-        "texts": [list(output.outputs[0].token_ids) for output in outputs],
-        **{key: metrics.get(f"vllm:spec_decode_{part}") for key, part in COUNTERS.items()},
-        "versions": {
-            each.metadata["Name"]: each.version
-            for each in distributions()
-            if each.metadata["Name"] in ("vllm", "vllm-cpu", "torch", "transformers")
-        },
+    before = counters(llm)
+    outputs = [llm.generate(prompt, sampling, use_tqdm=False)[0] for prompt in prompts]
+    counted = {key: value - before[key] for key, value in counters(llm).items()}
+    return {"texts": [list(output.outputs[0].token_ids) for output in outputs], **counted}
+
+
+def released() -> None:
+    """Forget the engine before the next one."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+def main(arguments: list[str]) -> None:
+    """Write texts and counters after every export."""
+    case = json.loads(Path(arguments[0]).read_text("utf-8"))
+    known = ("vllm", "vllm-cpu", "torch", "transformers")
+    versions = {each.metadata["Name"]: each.version for each in distributions()}
+    found: dict[str, Any] = {
+        "versions": {name: versions[name] for name in known if name in versions},
+        "exports": {},
     }
-    Path(arguments[1]).write_text(json.dumps(found), "utf-8")
+    for word in arguments[2:]:
+        head, name = word.split(":")
+        found["exports"][word] = decoded(case, head, name)
+        Path(arguments[1]).write_text(json.dumps(found), "utf-8")
+        released()
 
 
 if __name__ == "__main__":

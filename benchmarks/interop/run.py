@@ -1,10 +1,13 @@
 """Prove that exported drafters do in other engines what they do here; see README.md.
 
-python benchmarks/interop/run.py WORK [vllm=PYTHON] [speculators=PYTHON] [heads=eagle3,sps]
+python benchmarks/interop/run.py WORK [vllm=PYTHON] [speculators=PYTHON] [HEAD | HEAD=DRAFTER]…
+
+Options are those of ``prepare.py``, with an equals sign: ``--prompts=4 --new=48``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,6 +19,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 VERIFIER = ["verifier_lm_head.weight", "verifier_norm.weight"]
+ENGINES = ("speculators", "vllm")
+WRONG = "-wrong"
 
 
 def call(python: str, script: str, *arguments: str) -> None:
@@ -41,58 +46,84 @@ def in_speculators(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     return found, [name for name, holds in checks.items() if not holds]
 
 
-def in_vllm(python: str, case: Path, heads: list[str]) -> tuple[dict[str, Any], list[str]]:
+def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     """Return what vLLM found for each head and export, and what does not hold."""
     told = json.loads(case.read_text("utf-8"))
-    found: dict[str, Any] = {}
+    out = case.with_name("vllm.json")
+    words = [
+        f"{head}:{name}"
+        for head, ours in told["heads"].items()
+        for name in ours["exports"]
+        if name != "transformers" and name != f"speculators{WRONG}"
+    ]
+    call(python, "in_vllm.py", str(case), str(out), *words)
+    theirs = json.loads(out.read_text("utf-8"))
+    rows: dict[str, Any] = {}
     failed = []
-    for head in heads:
-        ours = told["heads"][head]
-        for name in ours["exports"]:
-            if not name.startswith(("vllm", "speculators")) or name == "speculators-wrong":
-                continue
-            out = case.with_name(f"vllm-{head}-{name}.json")
-            call(python, "in_vllm.py", str(case), str(out), head, name)
-            theirs = json.loads(out.read_text("utf-8"))
-            same = sum(a == b for a, b in zip(theirs.pop("texts"), told["texts"], strict=True))
-            row = {**theirs, "ours": {"rounds": ours["rounds"], "accepted": ours["accepted"]}}
-            found[f"{head}: {name}"] = {"texts_equal": same, "of": len(told["texts"]), **row}
-            equal = theirs["rounds"] == ours["rounds"]
-            if same != len(told["texts"]):
-                failed.append(f"{head}: {name}: a text differs")
-            if equal == name.endswith("-wrong"):
-                failed.append(f"{head}: {name}: {theirs['rounds']} rounds, ours {ours['rounds']}")
-            print(
-                f"{head}: {name}: texts {same}/{len(told['texts'])}, rounds {theirs['rounds']}, "
-                f"ours {ours['rounds']}",
-                flush=True,
-            )
-    return found, failed
+    for word in words:
+        head, name = word.split(":")
+        row, problems = compared(told, head, theirs["exports"][word], wrong=name.endswith(WRONG))
+        rows.setdefault(head, {})[name] = row
+        failed += [f"{word}: {problem}" for problem in problems]
+        print(
+            f"{word}: texts {row['texts_equal']}/{row['texts']}, rounds {row['rounds']}, "
+            f"ours {row['ours']['rounds']}",
+            flush=True,
+        )
+    return {"versions": theirs["versions"], "heads": rows}, failed
 
 
-def main(arguments: list[str]) -> int:
+def compared(
+    told: dict[str, Any], head: str, theirs: dict[str, Any], *, wrong: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what an engine found beside ours, and what of it does not hold.
+
+    Args:
+        told: the case.
+        head: of the case.
+        theirs: texts and counters.
+        wrong: whether a mistake was planted, which must be seen.
+    """
+    ours = told["heads"][head]
+    texts = theirs.pop("texts")
+    same = sum(a == b for a, b in zip(texts, told["texts"], strict=True))
+    row: dict[str, Any] = {"texts_equal": same, "texts": len(texts), **theirs}
+    row["ours"] = {key: ours[key] for key in ("rounds", "accepted", "draft_tokens")}
+    if wrong:
+        row["mistake"] = ours["mistake"]
+    problems = [] if same == len(texts) else ["a text differs"]
+    if (theirs["rounds"] == ours["rounds"]) == wrong:
+        problems.append(f"{theirs['rounds']} rounds, ours {ours['rounds']}")
+    return row, problems
+
+
+def main() -> int:
     """Prepare, ask every engine, and write results; return the exit code."""
-    work = Path(arguments[0]).resolve()
-    given = dict(word.split("=", 1) for word in arguments[1:])
-    heads = given.get("heads", "eagle3").split(",")
-    prepare = [sys.executable, str(HERE / "prepare.py"), str(work), *heads]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", type=Path)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--name", default="", help="ends the name of the results")
+    given, options = parser.parse_known_args()
+    work = given.work.resolve()
+    split = [word.partition("=") for word in given.words]
+    engines = {name: python for name, _, python in split if name in ENGINES}
+    heads = [word for word in given.words if word.partition("=")[0] not in ENGINES]
+    prepare = [sys.executable, str(HERE / "prepare.py"), str(work), *heads, *options]
     subprocess.run(prepare, check=True)
     case, day = work / "case.json", datetime.now(UTC).date().isoformat()
+    target = json.loads(case.read_text("utf-8"))["name"]
     failures: list[str] = []
-    for engine in ("speculators", "vllm"):
-        if engine not in given:
-            continue
-        if engine == "speculators":
-            found, failed = in_speculators(given[engine], case)
-        else:
-            found, failed = in_vllm(given[engine], case, heads)
+    for engine, python in engines.items():
+        prove = in_speculators if engine == "speculators" else in_vllm
+        found, failed = prove(python, case)
         failures += failed
-        text = json.dumps({"date": day, "engine": engine, "failed": failed, **found}, indent=2)
-        (RESULTS / f"{day}-interop-{engine}.json").write_text(text + "\n", "utf-8")
+        about = {"date": day, "engine": engine, "target": target, "failed": failed}
+        text = json.dumps({**about, **found}, indent=2)
+        (RESULTS / f"{day}-interop-{engine}{given.name}.json").write_text(text + "\n", "utf-8")
     for failure in failures:
         print(f"does not hold: {failure}")
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
