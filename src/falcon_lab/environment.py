@@ -37,6 +37,9 @@ FLAG = Choice(("0", "1", "false", "true", "no", "yes", "off", "on", "n", "y"))
 FLAGS = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 """Variables that the libraries would take for false, whatever word they hold."""
 
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Holds the key of a server that writes in the target's place."""
+
 WANDB_MODES = ("offline", "online", "disabled")
 OLDER_MODES = {"dryrun": "offline", "run": "online"}
 """W&B's older names."""
@@ -69,6 +72,20 @@ def _check_number(name: str, text: str, limit: Range) -> None:
     problem = limit.refusal(int(text)) if whole else f"is {text[:40]!r}; it must be a whole number"
     if problem:
         raise FalconLabError(f"{name} {problem}; set another number, or unset it")
+
+
+def server_key(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the key of an OpenAI-compatible server, if any; it stands in no file.
+
+    Raises:
+        FalconLabError: no request could carry it.
+    """
+    key = environment.get(KEY_VARIABLE, "").strip()
+    if key and not re.fullmatch(r"[!-~]+", key):
+        raise FalconLabError(
+            f"{KEY_VARIABLE} holds blanks or characters other than ASCII; set the key alone"
+        )
+    return key or None
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:

@@ -68,6 +68,7 @@ HARMLESS = (
     "distillation.save_dtype",
     "target.device",
     "data.feature_store_taps",
+    "data.server",
     "target.tune.checkpoint_every",
 )
 """Keys in them that it does not depend on, but for rounding."""

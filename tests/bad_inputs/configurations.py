@@ -64,6 +64,12 @@ LINES = [
     ("data: {length: .inf}\n", "data.length", "number"),
     ("data: {lenght: 3}\n", "data.lenght", "did you mean 'length'"),
     ("data: {regenerate: 2}\n", "data.regenerate", "at most 1"),
+    ("data: {server: 'http://a:1'}\n", "data.server", "mapping"),
+    ("data: {server: {}}\n", "data.server.url", "missing"),
+    ("data: {server: {url: 'a:8000'}}\n", "data.server.url", "http://HOST:PORT"),
+    ("data: {server: {url: 'http://me:key@a'}}\n", "data.server.url", "OPENAI_API_KEY"),
+    ("data: {server: {url: 'http://a', api_key: b}}\n", "data.server.api_key", "unknown key"),
+    ("data: {server: {url: 'http://a', retries: -1}}\n", "data.server.retries", "at least 0"),
     ("data: {batch_size: 0}\n", "data.batch_size", "at least 1"),
     ("data: {workers: -1}\n", "data.workers", "at least 0"),
     ("target: {dtype: float8}\n", "target.dtype", "float16"),
@@ -205,6 +211,11 @@ LINES = [
 """Lines that take the place of the experiment's own, the key, and a part of the advice."""
 
 LATE = [
+    (
+        "data.regenerate=1 data.server.url=http://127.0.0.1:1/v1 data.server.retries=0",
+        "data.server",
+        "start the server",
+    ),
     ("trainer.num_nodes=0", "trainer.num_nodes", "1"),
     ("drafter.name=falcon drafter.heads=3", "drafter", "heads"),
     ("drafter.name=falcon drafter.taps=[99]", "drafter", "taps"),

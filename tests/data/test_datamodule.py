@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lightning as L
 import pytest
 import torch
 
+from fakes.completions import serving
 from fakes.drafters import RandomDrafter
 from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.datamodule import FalconDataModule, check_data
@@ -314,3 +316,21 @@ def test_another_target_s_store_is_refused_before_the_corpus_is_read(
             components=load_components(),
             stands_in=stands_in,
         )
+
+
+def test_a_server_regenerates_what_the_target_does_and_is_not_needed_again() -> None:
+    target = tiny_target("llama", vocab=300)
+    settings: dict[str, Any] = {"documents": 6, "length": 32, "validation": 1, "regenerate": 0.7}
+    here = FalconDataModule.for_target(DataConfig(**settings), target)
+    with serving(target) as served:
+        config = DataConfig(**settings, server=served.config(retries=0))
+        there = FalconDataModule.for_target(config, target)
+        there.check_server()
+        assert torch.equal(there.train_sequences.tokens, here.train_sequences.tokens)
+        assert torch.equal(there.train_sequences.loss_mask, here.train_sequences.loss_mask)
+    again = FalconDataModule.for_target(config, target)
+    again.check_server()
+    assert torch.equal(again.train_sequences.tokens, here.train_sequences.tokens)
+    more = FalconDataModule.for_target(replace(config, documents=7), target)
+    with pytest.raises(FalconLabError, match="cannot be reached"):
+        more.check_server()

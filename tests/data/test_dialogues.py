@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from chat_targets import chat_target
+from fakes.completions import serving
 from falcon_lab.data.corpora import corpus
 from falcon_lab.data.dialogue_card import Card, card_path, refuse_other_author
 from falcon_lab.data.dialogue_rules import KeptOut, is_looping, words
@@ -26,6 +27,7 @@ from falcon_lab.data.dialogues import (
 )
 from falcon_lab.data.documents import PLAIN, read_documents
 from falcon_lab.data.encoding import encode
+from falcon_lab.decoding.served import ServedEngine
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.target import Target
 from tiny_models import tiny_target
@@ -377,3 +379,26 @@ def test_of_equal_questions_the_one_of_the_smallest_number_stays() -> None:
         assert part.dropped["duplicate"] > 2
         made.append((part.lines, part.dropped))
     assert made[0] == made[1] == made[2]
+
+
+def test_a_server_writes_what_the_target_writes_and_a_file_is_continued_by_it_alone(
+    tmp_path: Path,
+) -> None:
+    questions = [f"{first}{second}" for first in "bcdefgh" for second in "klmnop"]
+
+    def lines(name: str, settings: DialogueSettings, concurrency: int = 0) -> list[dict[str, Any]]:
+        target, path = chat_target(), tmp_path / name
+        engine = ServedEngine(target, served.config(concurrency=concurrency))
+        dialogist = Dialogist(
+            target, ChatForm.of(target), settings, questions, None, engine if concurrency else None
+        )
+        dialogist.check()
+        write_dialogues(path, dialogist, open_card(path, dialogist), 30, int, repr)
+        return lines_of(path)
+
+    greedy, sampled = replace(SHORT, given=1.0, sampled=0.0), SHORT
+    with serving(chat_target(), max_model_len=chat_target().max_positions) as served:
+        assert lines("there.jsonl", greedy, 4) == lines("here.jsonl", greedy)
+        assert lines("one.jsonl", sampled, 1) == lines("four.jsonl", sampled, 4)
+        with pytest.raises(FalconLabError, match="server"):
+            lines("here.jsonl", greedy, 4)

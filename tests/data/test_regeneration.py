@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from falcon_lab.data.encoding import Encoded
-from falcon_lab.data.regeneration import regenerate
+from falcon_lab.data.regeneration import is_kept, regenerate
 from falcon_lab.errors import FalconLabError
 
 
@@ -109,3 +109,62 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         FalconLabError, match=r"texts: cannot be written .*a file stands where a folder is needed"
     ):
         regenerate(iter(_texts()), Writer(), share=1.0, length=20, seed=0, cache=folder)
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a process."""
+
+
+class Unsteady(Writer):
+    """Is stopped after some texts, unless it has written them all."""
+
+    def __init__(self, texts: int) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], length: int
+    ) -> Iterator[tuple[int, list[int]]]:
+        for count, found in enumerate(super().__call__(prompts, length)):
+            if count == self.texts:
+                raise Stopped
+            yield found
+
+
+def test_texts_kept_one_by_one_are_not_asked_for_again_after_a_kill(tmp_path: Path) -> None:
+    def made(write: Writer, folder: str) -> list[Encoded]:
+        return regenerate(
+            iter(_texts()),
+            write,
+            share=1.0,
+            length=20,
+            seed=0,
+            cache=tmp_path / folder,
+            one_by_one=True,
+        )
+
+    whole = made(Writer(), "whole")
+    with pytest.raises(Stopped):
+        made(Unsteady(15), "killed")
+    (unfinished,) = (tmp_path / "killed").glob("*.jsonl")
+    with unfinished.open("ab") as file:
+        file.write(b'{"number": 1, "tok')  # the kill came in the middle of a line
+    again = Unsteady(7)
+    with pytest.raises(Stopped):
+        made(again, "killed")
+    assert len(again.given) == 40 - 15
+    last = Writer()
+    assert made(last, "killed") == whole
+    assert len(last.given) == 40 - 15 - 7
+    assert [path.suffix for path in (tmp_path / "killed").iterdir()] == [".safetensors"]
+    unasked = Writer()
+    assert made(unasked, "killed") == whole
+    assert not unasked.given
+
+
+def test_it_is_known_whether_all_texts_are_kept(tmp_path: Path) -> None:
+    settings = {"share": 0.5, "length": 20, "seed": 0, "cache": tmp_path, "author": "a"}
+    assert not is_kept(_texts(), **settings)  # type: ignore[arg-type]
+    regenerate(iter(_texts()), Writer(), **settings)  # type: ignore[arg-type]
+    assert is_kept(_texts(), **settings)  # type: ignore[arg-type]
+    assert not is_kept(_texts(60), **settings)  # type: ignore[arg-type]

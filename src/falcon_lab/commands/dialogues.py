@@ -90,7 +90,8 @@ def dialogues(
 
     Writes a JSONL of chats, which data.corpus reads, and a card beside it. The same command goes on
     where it stopped; with more --tokens it adds to the file. Other arguments are overrides, such as
-    data.chat_template=FILE or evaluation.threads=1. Without target.dtype it is what is fastest:
+    data.chat_template=FILE, evaluation.threads=1, or data.server.url=URL, which has a server write
+    that runs the target. Without target.dtype it is what is fastest:
     bfloat16 on a GPU or a processor with AMX, else float32.
     """
     from falcon_lab.data.corpora import SAMPLES
@@ -108,6 +109,7 @@ def dialogues(
     from falcon_lab.data.dialogues import open_card, write_dialogues
     from falcon_lab.timing import torch_threads
 
+    dialogist.check()
     open_card(out, dialogist)  # what it refuses is refused before anything is made
     busy = f"{out}: another process writes it; wait for its end, or give another --out"
     with locked(make_folder(out.parent) / f".{out.name}.lock", busy=busy):
@@ -138,6 +140,7 @@ def prepared(
     """
     from falcon_lab.data.dialogues import ChatForm, Dialogist, DialogueSettings, read_questions
     from falcon_lab.data.documents import load_template
+    from falcon_lab.data.regeneration import served
     from falcon_lab.measure.prompts import check_prompts
     from falcon_lab.plugins.discovery import load_components
     from falcon_lab.pretraining.target import target_ahead
@@ -163,7 +166,8 @@ def prepared(
     ChatForm.of(ahead.target, template)
     target = ahead.itself(experiment.target, progress, components)
     kept_out = kept_out_of(experiment, keep_out, target.tokenizer)
-    return Dialogist(target, ChatForm.of(target, template), chosen, asked, kept_out)
+    form, engine = ChatForm.of(target, template), served(target, experiment.data)
+    return Dialogist(target, form, chosen, asked, kept_out, engine)
 
 
 def fastest_dtype(device: str) -> str:

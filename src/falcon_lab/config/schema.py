@@ -170,6 +170,29 @@ class TargetConfig:
     target then, with respect to which decoding is lossless."""
 
 
+SERVER_URL = Form(
+    r"https?://[^\s/?#@]+(/[^\s?#@]*)?",
+    "write http://HOST:PORT/v1, without a key in it (that is read from OPENAI_API_KEY)",
+)
+
+
+@dataclass
+class ServerConfig:
+    """An OpenAI-compatible server that runs the target, such as vLLM's or SGLang's."""
+
+    url: str = limited("???", SERVER_URL)
+    """``http://HOST:PORT/v1``, as clients' ``base_url``. A key is read from ``OPENAI_API_KEY``."""
+    model: str | None = filled(None, "name what the server serves, or write null")
+    """Name by which it serves the target; null is its only one."""
+    concurrency: int = ranged(64, least=1, most=4096)
+    """Requests that wait for their answers together."""
+    retries: int = ranged(8, least=0, most=1000)
+    """Times that a request is sent again where the server is not there, busy (429, 5xx) or cut off;
+    the waits between double, to a minute, or are the server's own ``Retry-After``."""
+    timeout: float = ranged(600.0, above=0, most=10**6)
+    """Seconds within which a text must be written."""
+
+
 @dataclass
 class DataConfig:
     """What the drafter is trained on."""
@@ -182,6 +205,8 @@ class DataConfig:
     regenerate: float = ranged(0.0, least=0, most=1)
     """Share of the training documents whose rest the target writes itself, greedily. It is the
     target's own text that a drafter will have to guess."""
+    server: ServerConfig | None = None
+    """A server that runs the target and writes in its place what is regenerated."""
     length: int = token_count(256, least=2)
     """Tokens of a packed sequence."""
     batch_size: int = ranged(8, least=1, most=2**16)

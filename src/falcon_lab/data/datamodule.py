@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningDataModule
@@ -28,13 +28,16 @@ from falcon_lab.data.feature_store import (
     plan_store,
 )
 from falcon_lab.data.packing import PackedSequences, pack
-from falcon_lab.data.regeneration import Write, regenerate
+from falcon_lab.data.regeneration import Write, is_kept, regenerate, served
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cache_folder, check_place
 from falcon_lab.interfaces import BuildContext, ComponentBuilder
 from falcon_lab.model.target import Target
+
+if TYPE_CHECKING:
+    from falcon_lab.decoding.served import ServedEngine
 
 
 def prepare_data(
@@ -107,6 +110,7 @@ def check_data(
         check_place(cache_folder() / TEXTS, folder=True)
     if not stands_in:
         refuse_other_author(config.corpus, target)
+        data.check_server()
     data.check()
 
 
@@ -150,6 +154,7 @@ class FalconDataModule(LightningDataModule):
         vocab_size: entries of the target's embedding; None does not check.
         write: continues texts as the target would; needed for ``data.regenerate``.
         author: the target's fingerprint.
+        engine: the server that ``write`` asks, if it asks one.
 
     Raises:
         FalconLabError: the sequences are longer than the target reads; and from ``setup`` what is
@@ -165,25 +170,33 @@ class FalconDataModule(LightningDataModule):
         vocab_size: int | None = None,
         write: Write | None = None,
         author: str = "",
+        engine: ServedEngine | None = None,
     ) -> None:
         super().__init__()
         self._check(config, max_positions)
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, vocab_size
-        self.write, self.author = write, author
+        self.write, self.author, self.engine = write, author, engine
         self._train: PackedSequences | None = None
         self._validation: PackedSequences | None = None
         self._features: dict[str, FeatureStore] = {}
 
     @classmethod
     def for_target(cls, config: DataConfig, target: Any) -> FalconDataModule:
-        """Return the data of a target, which can continue texts for ``data.regenerate``."""
+        """Return the data of a target, which can continue texts for ``data.regenerate``.
+
+        Raises:
+            FalconLabError: as the class; or the key of ``data.server`` cannot be one.
+        """
+        engine = served(target, config) if config.regenerate else None
         return cls(
             config,
             target.tokenizer,
             max_positions=target.max_positions,
             vocab_size=target.vocab_size,
-            write=partial(continue_texts, target),
-            author=target.fingerprint,
+            write=partial(continue_texts, target, engine=engine),
+            # A server's texts are the target's but for rounding, so they are kept as another's.
+            author=target.fingerprint + ("" if engine is None else ":served"),
+            engine=engine,
         )
 
     @staticmethod
@@ -247,14 +260,36 @@ class FalconDataModule(LightningDataModule):
         if self.write is None:
             raise FalconLabError("data.regenerate needs a target that writes; there is none")
         return regenerate(
-            encoded,
-            self.write,
-            share=config.regenerate,
-            length=config.length,
-            seed=config.seed,
-            cache=cache_folder() / TEXTS,
-            author=self.author,
+            encoded, self.write, **self._continuation(), one_by_one=self.engine is not None
         )
+
+    def _continuation(self) -> dict[str, Any]:
+        """Return what decides which texts are written on, and where they are kept."""
+        config = self.config
+        return {
+            "share": config.regenerate,
+            "length": config.length,
+            "seed": config.seed,
+            "cache": cache_folder() / TEXTS,
+            "author": self.author,
+        }
+
+    def check_server(self) -> None:
+        """See that the server that writes texts runs the target, if one is to write.
+
+        Raises:
+            FalconLabError: it does not; or it does not answer, and not all texts are there already.
+        """
+        if self.engine is None:
+            return
+        from falcon_lab.serving.client import UnreachableError
+
+        try:
+            self.engine.check(self.config.length)
+        except UnreachableError:
+            documents = self._encoded("train", self.config.documents)
+            if not is_kept(documents, **self._continuation()):
+                raise
 
     def _encoded(self, split: str, limit: int | None) -> Iterator[Encoded]:
         config = self.config

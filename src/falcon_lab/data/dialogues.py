@@ -36,7 +36,9 @@ from falcon_lab.stored import fitting
 from falcon_lab.timing import Stopwatch
 
 if TYPE_CHECKING:
+    from falcon_lab.decoding.engine import Decodes
     from falcon_lab.decoding.generation import Generation
+    from falcon_lab.decoding.served import ServedEngine
     from falcon_lab.model.target import Target
 
 OnText = Callable[[int], None]
@@ -226,6 +228,7 @@ class Dialogist:
         settings: what decides them.
         questions: that are given.
         kept_out: prompts that none may hold; none is kept out where it is left out.
+        engine: a server that writes in the target's place; None: the target itself.
     """
 
     def __init__(
@@ -235,9 +238,11 @@ class Dialogist:
         settings: DialogueSettings,
         questions: Sequence[str] = (),
         kept_out: KeptOut | None = None,
+        engine: ServedEngine | None = None,
     ) -> None:
         self.settings, self.target = settings, target
-        self._engine = PlainEngine(target, shares_beginnings=True)
+        self._server = engine
+        self._engine: Decodes = engine or PlainEngine(target, shares_beginnings=True)
         self._form = form
         self.kept_out = kept_out or KeptOut()
         self._special = special_tokens(target)
@@ -265,7 +270,17 @@ class Dialogist:
             "template": digest(json.dumps(others))[:12],
             "questions": digest(json.dumps(self._given))[:12] if self._given else None,
             "kept_out": digest(json.dumps(self.kept_out.facts))[:12],
+            "server": None if self._server is None else self._server.config.model or "served",
         }
+
+    def check(self) -> None:
+        """See that a server that is to write runs the target.
+
+        Raises:
+            FalconLabError: it does not.
+        """
+        if self._server is not None:
+            self._server.check(self._longest)
 
     def part(self, number: int, seen: Collection[str], on_text: OnText) -> Part:
         """Write the dialogues of a part.

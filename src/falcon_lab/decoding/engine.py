@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,16 @@ from falcon_lab.sampling import Sampling
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
+
+
+class Decodes(Protocol):
+    """Whatever decodes sequences: an engine, or a server that runs the target."""
+
+    def decode(
+        self, waiting: deque[DecodedSequence], batch_size: int, *, longest: int | None = None
+    ) -> Iterator[DecodedSequence]:
+        """Decode sequences; yield each when it has ended (``Engine.decode``)."""
+        ...
 
 
 class Engine(ABC):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DecodingConfig
-from falcon_lab.decoding.engine import Engine
+from falcon_lab.decoding.engine import Decodes, Engine
 from falcon_lab.decoding.generation import PhaseClock, Round
 from falcon_lab.decoding.round import DecodedSequence, Rounds
 from falcon_lab.decoding.stopping import StopCondition, begin
@@ -199,7 +199,12 @@ def common_beginning(first: Tensor, second: Tensor) -> int:
 
 @torch.inference_mode()
 def continue_texts(
-    target: Target, prompts: Sequence[Sequence[int]], length: int, *, batch_size: int = 96
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    length: int,
+    *,
+    batch_size: int = 96,
+    engine: Decodes | None = None,
 ) -> Iterator[tuple[int, list[int]]]:
     """Let a target continue texts greedily, side by side.
 
@@ -209,6 +214,7 @@ def continue_texts(
         length: tokens of a text at the most, its prompt counted. A text ends before with one of
             the target's end tokens.
         batch_size: texts side by side; one that has ended gives its place to the next.
+        engine: decodes them; None: the target itself.
 
     Yields:
         Each prompt's number, and the prompt with what follows it, as soon as it has ended.
@@ -222,5 +228,5 @@ def continue_texts(
             waiting.append(DecodedSequence(number, prompt, transcript, Sampling(), draws))
         else:
             yield number, list(text)
-    for ended in PlainEngine(target).decode(waiting, batch_size):
+    for ended in (engine or PlainEngine(target)).decode(waiting, batch_size):
         yield ended.number, [*prompts[ended.number], *ended.transcript.tokens]
