@@ -62,7 +62,7 @@ def rows(name: str, walls: list[float], accepted: list[int], **more: Any) -> lis
     ]
 
 
-def measured(temperature: float = 0.0) -> Measured:
+def measured(temperature: float = 0.0, prompt_set: str = "heldout") -> Measured:
     """Two heads with one budget and two seeds.
 
     ``fast`` takes a quarter and a half of plain decoding's time with its seeds, ``slow`` all of it.
@@ -76,6 +76,7 @@ def measured(temperature: float = 0.0) -> Measured:
     }
     cells[EngineKey("slow", "chain-2", 1)] = cells[EngineKey("slow", "chain-2", 0)]
     return Measured(
+        prompt_set,
         temperature,
         rows("plain", walls, [0] * 6, depth=0),
         cells,
@@ -110,7 +111,7 @@ def results(*found: Measured, **changes: Any) -> dict[str, Any]:
         for name in ("fast", "slow")
     }
     return {
-        "schema": 1,
+        "schema": 2,
         "name": "tiny",
         "date": "2026-11-21T12:00:00+00:00",
         "command": "falcon-lab compare tiny.yaml",
@@ -120,7 +121,13 @@ def results(*found: Measured, **changes: Any) -> dict[str, Any]:
         "hardware": HEADER["hardware"],
         "git": None,
         "target": TARGET,
-        "protocol": {"prompts": 2, "repeats": 1, "warmup": 1, "baselines": 2, "rows": {}},
+        "protocol": {
+            "prompts": {m.prompt_set: 2 for m in found},
+            "repeats": 1,
+            "warmup": 1,
+            "baselines": 2,
+            "rows": {},
+        },
         "left_out": {},
         "heads": heads,
         "plain": [figures.plain(m) for m in found],

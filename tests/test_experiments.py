@@ -54,8 +54,8 @@ def test_a_recipe_dry_runs_to_an_experiment_that_loads_as_itself(
 @pytest.mark.parametrize("recipe", COMPARISONS, ids=lambda p: p.relative_to(EXPERIMENTS).as_posix())
 def test_a_comparison_dry_runs_to_its_plan(recipe: Path) -> None:
     printed = run("compare", recipe, "--dry-run")
-    head = load_plan(recipe).heads[0]
-    assert f"{head.name}-seed{head.seeds[0]}" in printed
+    for head in load_plan(recipe).heads:
+        assert re.search(rf"^{re.escape(head.name)} ", printed, re.MULTILINE)
     assert "trainings to do: " in printed
 
 
@@ -230,6 +230,27 @@ def test_the_ablation_puts_its_heads_side_by_side(tmp_path: Path) -> None:
         [training] = results["heads"][head]["trainings"]
         assert "val/position_2/accept_rate" in training["validation"]
         assert re.search(rf"^{head} +own ", printed, re.MULTILINE)
+
+
+def test_the_field_is_measured_by_the_heads_that_were_trained_on_equal_terms(
+    tmp_path: Path, finished: Path
+) -> None:
+    """``heads.yaml`` trains what ``field.yaml`` measures; what was not trained is left out."""
+    heads, field = tmp_path / "heads", tmp_path / "field"
+    taps = ["data.corpus=generated", "data.feature_store=null", "data.feature_store_taps=[]"]
+    small = [*taps, "heads.falcon.drafter.draft_vocabulary=null", "only=[falcon]"]
+    run("compare", EXPERIMENTS / "heads.yaml", *smoke(f"out={heads}", *small))
+    trained = f"heads.falcon.runs=[{heads / 'falcon-seed0'}]"
+    sets = [f"prompts.{name}.texts=[{name}]" for name in ("MT-Bench", "HumanEval", "GSM8K")]
+    measured = ["data.corpus=generated", "only=[falcon,eesd]", trained, *sets]
+    printed = run("compare", EXPERIMENTS / "field.yaml", *smoke(f"out={field}", *measured))
+    assert "left out: eesd" in printed
+    results = json.loads((field / "field.json").read_text(encoding="utf-8"))
+    assert {(row["head"], row["prompt_set"], row["temperature"]) for row in results["rows"]} == {
+        ("falcon", prompts, temperature)
+        for prompts in ("MT-Bench", "HumanEval", "GSM8K")
+        for temperature in (0, 1)
+    }
 
 
 def test_heads_are_not_trained_on_several_devices(tmp_path: Path) -> None:

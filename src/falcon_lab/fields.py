@@ -407,7 +407,7 @@ def _shape_items(value: Any, origin: type, arguments: tuple[Any, ...], key: str)
         return [shape(item, arguments[0], f"{key}[{i}]") for i, item in enumerate(value)]
     if not isinstance(value, Mapping):
         example = f", as in {{name: {value}}}" if arguments[1] is Any else ""
-        raise ConfigError(key, f"must be a mapping of keys to values{example}, not {value!r}")
+        raise ConfigError(key, f"must be a mapping of keys to values{example}, not {value!r:.80}")
     for name in value:
         if not isinstance(name, str):
             raise ConfigError(join(key, name), f"the key {name!r} is no text; quote it")
@@ -418,7 +418,7 @@ def _shape_fields(value: Any, cls: Any, key: str) -> dict[str, Any]:
     if value is None:
         raise ConfigError(key, "is empty; give it a value or take the line out")
     if not isinstance(value, Mapping):
-        raise ConfigError(key, f"must be a mapping of keys to values, not {value!r}")
+        raise ConfigError(key, f"must be a mapping of keys to values, not {value!r:.80}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for name in value:
         if name not in fields:

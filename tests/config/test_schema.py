@@ -31,7 +31,8 @@ def every_field(cls: Any, prefix: str = "") -> Iterator[Found]:
         hint = get_type_hints(cls)[each.name]
         inner = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
         for part in inner:
-            yield from every_field(part, f"{prefix}{each.name}.")
+            below = "any." if get_origin(hint) is dict else ""
+            yield from every_field(part, f"{prefix}{each.name}.{below}")
         if not inner:
             yield f"{prefix}{each.name}", hint, each
 

@@ -14,7 +14,14 @@ import torch
 
 from falcon_lab.config.load import to_plain
 from falcon_lab.config.saved import DESCRIPTION, opened_drafter
-from falcon_lab.config.schema import PLAIN, EvaluationConfig, Experiment, MethodConfig, Node
+from falcon_lab.config.schema import (
+    PLAIN,
+    EvaluationConfig,
+    Experiment,
+    MethodConfig,
+    Node,
+    PromptsConfig,
+)
 from falcon_lab.decoding.assembling import (
     KINDS,
     assemble,
@@ -348,17 +355,17 @@ class Setup:
 
     # --- prompts and answers --------------------------------------------------------------------
 
-    def prompts(self) -> list[EncodedPrompt]:
+    def prompts(self, config: PromptsConfig | None = None) -> list[EncodedPrompt]:
         """Return the prompts of the measurement, ready to be decoded.
+
+        Args:
+            config: which ones; None: those of the experiment.
 
         Raises:
             FalconLabError: there is no such set of prompts, or nothing in it.
         """
-        return self._prompts(self.experiment.evaluation)
-
-    def _prompts(self, evaluation: EvaluationConfig) -> list[EncodedPrompt]:
         prompts = load_prompts(
-            evaluation.prompts,
+            config or self.experiment.evaluation.prompts,
             corpus=self.experiment.data.corpus,
             tokenizer=self.target.tokenizer,
             seed=self.experiment.data.seed,
@@ -383,9 +390,8 @@ class Setup:
         Raises:
             FalconLabError: some of them are measured on, or there is no such set.
         """
-        evaluation = self.experiment.evaluation
-        wanted = replace(evaluation.prompts, name=source, limit=limit, texts=[])
-        found = self._prompts(replace(evaluation, prompts=wanted))
+        config = self.experiment.evaluation.prompts
+        found = self.prompts(replace(config, name=source, limit=limit, texts=[]))
         taken = {prompt.turns[0] for prompt in measured}
         if shared := [prompt.id for prompt in found if prompt.turns[0] in taken]:
             raise FalconLabError(

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e3e6eb"
 BASELINE = "#9aa3af"
 COLOURS = ("#2f6fbb", "#1f7a4d", "#d98324", "#8a5cb8", "#c2465a", "#3a9ca3", "#7a6a53")
-STYLES = ("-", "--", ":")
+STYLES = ("-", "--", ":", "-.")
 """Lines beyond the last colour take the next style."""
+MARKERS = ("o", "s", "^", "D")
+"""Of the points of each style."""
 
 DASHED = (0, (4, 3))
 WIDTH = 9.0

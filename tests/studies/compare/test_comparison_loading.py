@@ -193,6 +193,23 @@ def test_what_is_wrong_is_named_with_its_line_and_full_key(
 
 
 @pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ("runs: runs/eagle", "heads.given.runs: must be a list of folders, as in [runs/eagle]"),
+        ("runs: []", "heads.given.runs: is empty"),
+        ("runs: [gone]", "heads.given.runs: gone: no run's folder"),
+        ("runs: [gone], drafter: {block: 2}", "heads.given.drafter: its drafters are trained"),
+        ("runs: [gone], train: false", "heads.given.train: its drafters are trained"),
+    ],
+)
+def test_a_head_of_finished_runs_has_nothing_but_ways_to_decode(
+    node: str, message: str, recipe: Path
+) -> None:
+    line = refused("compare", recipe, f"+heads.given={{{node}}}", "--dry-run")
+    assert message in line
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("heads.falcon.drafter.blok=3", "heads.falcon.drafter.blok: unknown key"),

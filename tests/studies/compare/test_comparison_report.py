@@ -12,8 +12,10 @@ from falcon_lab.studies.compare.report import (
     COLUMNS,
     NODES_AXIS,
     ROUND_AXIS,
+    ahead,
     format_comparison,
     headline,
+    lead,
     render,
     speed_against,
     warnings,
@@ -38,11 +40,12 @@ def test_the_table_has_every_head_at_every_budget_and_temperature_the_fastest_fi
 def test_a_row_has_speed_tau_both_ways_alpha_round_and_split() -> None:
     text = format_comparison(results())
     assert re.split(r"\s{2,}", text.splitlines()[0].strip()) == [
-        column.header for column in COLUMNS
+        *("head", "budget", "T"),
+        *(column.header for column in COLUMNS),
     ]
     line = line_of("fast", text)
     assert "2.86× [2.00, 4.57]" in line
-    for figure in ("1.86", "0.86", "46.2", "0.75", "20/60", "yes"):
+    for figure in ("1.86", "0.86", "46.2", "0.75", "643", "20/60", "yes"):
         assert figure in line.split()
 
 
@@ -108,6 +111,27 @@ def test_the_picture_has_a_panel_a_temperature_and_a_line_a_head() -> None:
         for words in ("greedy", "temperature 1", "fast", "slow", what[1]):
             assert words in svg
         assert speed_against(what, []) == ""
+
+
+def test_several_prompt_sets_have_a_column_a_panel_and_a_verdict_each() -> None:
+    shown = results(measured(0.0, "code"), measured(0.0, "chat"))
+    table = format_comparison(shown).splitlines()
+    assert [line.split()[:3] for line in table[2:6]] == [
+        ["fast", "code", "chain-2"],
+        ["slow", "code", "chain-2"],
+        ["fast", "chat", "chain-2"],
+        ["slow", "chat", "chain-2"],
+    ]
+    assert [line.partition(":")[0] for line in ahead(shown)] == [
+        "T=0 code chain-2",
+        "T=0 chat chain-2",
+    ]
+    picture = speed_against(ROUND_AXIS, shown["rows"])
+    assert "code, greedy" in picture
+    assert "chat, greedy" in picture
+    assert "(chain-2, code)" in headline(shown)
+    assert "2 prompts of code and 2 prompts of chat" in lead(shown)
+    assert "2 prompts of code, 2 prompts of chat in turns" in render(shown)
 
 
 def test_the_report_is_one_file_with_every_part(tmp_path: Path) -> None:

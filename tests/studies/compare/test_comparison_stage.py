@@ -136,12 +136,12 @@ def test_the_schema_tells_every_key_and_no_other(recipe: Path, results: dict[str
         else:
             found.add(f"{key}[]" if key == "plain" else key)
     assert told == found | {"rows[]", "rows[].speedup"}
-    assert set(results["plain"][0]) <= shared | {"temperature"}
+    assert set(results["plain"][0]) <= shared | {"temperature", "prompt_set"}
 
 
 def test_plain_decoding_takes_a_turn_for_every_head(results: dict[str, Any]) -> None:
     assert results["protocol"]["baselines"] == 3
-    journal = list(read_lines(Path(results["protocol"]["rows"]["0"])))
+    journal = list(read_lines(Path(results["protocol"]["rows"]["heldout"]["0"])))
     methods = [r["method"] for r in journal if "turns" in r and r["prompt"] == journal[1]["prompt"]]
     assert [m for m in methods if m.startswith("plain")] == [
         "plain",
@@ -156,7 +156,9 @@ def test_the_same_command_again_trains_and_decodes_nothing(
     monkeypatch.setattr(experiment, "run", never)
     monkeypatch.setattr(Journal, "add", never)
     printed = run("compare", recipe)
-    assert f"answers are there from before: {results['protocol']['rows']['0']}" in printed
+    assert (
+        f"answers are there from before: {results['protocol']['rows']['heldout']['0']}" in printed
+    )
     again = json.loads((recipe.parent / "out" / "tiny.json").read_text("utf-8"))
     assert again["rows"] == results["rows"]
     assert again["pairs"] == results["pairs"]
@@ -203,6 +205,43 @@ def test_runs_are_compared_without_a_yaml(recipe: Path, finished: str, tmp_path:
         ("linear", [0, 1]),
     ]
     assert "csgd" in printed
+
+
+def test_heads_of_finished_runs_are_measured_on_several_prompt_sets(
+    recipe: Path, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "run", never)
+    out = recipe.parent / "out"
+    path = recipe.with_name("field.yaml")
+    path.write_text(
+        "base: tiny.yaml\nname: field\nbudgets: [own]\ntemperatures: [0]\n"
+        "prompts: {held: {limit: 1, prompt_tokens: 12}, own: {texts: [def add]}}\n"
+        "only: [trained, shallow, both, lost]\n"
+        "heads:\n"
+        f"  trained: {{runs: [{out}/csgd-seed0, {out}/csgd-seed1]}}\n"
+        "  shallow: {drafters_of: trained, tree: {name: chain, depth: 1}}\n"
+        "  both:\n"
+        "    train: false\n"
+        "    drafter:\n"
+        "      name: union\n"
+        f"      parts: [{{name: saved, path: {out}/csgd-seed1/drafter}}, {{name: lookup}}]\n"
+        "    tree: {name: union, nodes: 4, parts: [{name: chain, depth: 2}, {name: chain}]}\n"
+        f"  lost: {{optional: true, runs: [{out}/gone]}}\n"
+    )
+    assert f"left out: lost ({out}/gone/drafter holds no trained drafter)" in run("compare", path)
+    found = json.loads((out / "field.json").read_text("utf-8"))
+    assert {(r["head"], r["prompt_set"], len(r["seeds"]), r["prompts"]) for r in found["rows"]} == {
+        (head, prompts, seeds, 1)
+        for head, seeds in (("trained", 2), ("shallow", 2), ("both", 1))
+        for prompts in ("held", "own")
+    }
+    assert all(row["identical_share"] == 1 for row in found["rows"])
+    assert {t["tokens"] for t in found["heads"]["trained"]["trainings"]} == {3 * 2 * 64}
+    assert found["heads"]["shallow"]["budgets"] == {"own": "falcon, k=2, chain depth 1"}
+    assert found["protocol"]["prompts"] == {"held": 1, "own": 1}
+    [begin, *_] = read_lines(Path(found["protocol"]["rows"]["own"]["0"]))
+    weights = {name: each["weights"] for name, each in begin["facts"]["engines"].items()}
+    assert weights["both own seed 0"] == weights["trained own seed 1"] != ""
 
 
 def test_runs_of_two_targets_are_not_compared(recipe: Path, finished: str, tmp_path: Path) -> None:

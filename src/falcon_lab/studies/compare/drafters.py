@@ -20,7 +20,7 @@ from falcon_lab.history import read_history
 from falcon_lab.interfaces import Drafter
 from falcon_lab.measure.engines import Setup, label
 from falcon_lab.run import Run, keep_to_one_device
-from falcon_lab.studies.compare.plan import Head, NodeBudget, Plan
+from falcon_lab.studies.compare.plan import Head, NodeBudget, Plan, saved_parts
 
 TIME, VALIDATION = "train/time/", "val/"
 
@@ -39,15 +39,15 @@ def train_heads(
         FalconLabError: a folder holds a drafter of other settings, or a training went astray.
     """
     pending = len(plan.pending)
-    for head in (head for head in plan.heads if not head.drafters_of):
-        for seed, run in head.experiments.items() if head.trains else ():
-            keep_to_one_device(run)
-            if head.trained(seed):
-                with Run.open(run, announce=announce):
-                    continue  # its settings are those of the folder
-            announce(f"== {head.name}, seed {seed} ({pending} to train)")
-            pending -= 1
-            train(run)
+    for head, seed in plan.trainings:
+        run = head.experiments[seed]
+        keep_to_one_device(run)
+        if head.trained(seed):
+            with Run.open(run, announce=announce):
+                continue  # its settings are those of the folder
+        announce(f"== {head.name}, seed {seed} ({pending} to train)")
+        pending -= 1
+        train(run)
 
 
 def training_facts(head: Head, seed: int) -> dict[str, Any]:
@@ -186,7 +186,9 @@ def load_drafters(plan: Plan, setup: Setup, *, fresh: bool = False) -> list[Trai
                 word: quiet.drafter(MethodConfig(drafter=run.drafter))
                 for word, run in head.spend.items()
             }
-            found.append(TrainedDrafter(head, seed, drafter, node, "", others))
+            parts = saved_parts(head.experiment.drafter, setup.components)
+            weights = "+".join(map(digest_of, parts))
+            found.append(TrainedDrafter(head, seed, drafter, node, weights, others))
     return found
 
 
@@ -239,8 +241,8 @@ def same_target(plan: Plan) -> None:
         FalconLabError: two were not; both folders are named.
     """
     first: tuple[str, Any] | None = None
-    for head in plan.heads if plan.given else ():
-        for folder in head.folders.values():
+    for head in plan.heads:
+        for folder in head.folders.values() if head.given else ():
             fingerprint = read_config(folder)["target"]["fingerprint"]
             if first is not None and first[1] != fingerprint:
                 raise FalconLabError(

@@ -55,9 +55,14 @@ def faster(table: Sums, than: Sums) -> Sums:
     return time_per_token_ratio(than[:2], table[:2])
 
 
+def round_seconds(table: Sums) -> Sums:
+    """Return a round's share of the wall time, prefill included."""
+    return np.asarray(table[0] / table[3])
+
+
 def round_steps(table: Sums, plain: Sums) -> Sums:
     """Return a round's time in steps of plain decoding: what its tokens have to make up for."""
-    return np.asarray((table[0] / table[3]) / (plain[0] / plain[1]))
+    return np.asarray(round_seconds(table) / (plain[0] / plain[1]))
 
 
 RATIOS: dict[str, Callable[[Sums, Sums], Sums]] = {
@@ -114,11 +119,13 @@ def _row(
     return {
         "head": head,
         "budget": budget,
+        "prompt_set": measured.prompt_set,
         "temperature": measured.temperature,
         "seeds": [key.seed for key in keys],
         "speedup": asdict(resampled(faster, table, plain)),
         **kept,
         "intervals": intervals,
+        "round_seconds": float(round_seconds(whole(table))) if drafts else None,
         "round_steps": float(round_steps(whole(table), whole(plain))) if drafts else None,
         "peak_bytes": next((p for k in keys if (p := measured.peaks.get(k)) is not None), None),
         "by_seed": {
@@ -150,15 +157,16 @@ def pairs(measured: Measured) -> list[dict[str, Any]]:
         if interval.ratio < 1:
             ahead, behind = second, first
             interval = resampled(faster, of[ahead, a], of[behind, b])
-        found.append(_pair(measured.temperature, a, ahead, behind, interval))
+        found.append(_pair(measured, a, ahead, behind, interval))
     return found
 
 
 def _pair(
-    temperature: float, budget: str, head: str, than: str, interval: Interval
+    measured: Measured, budget: str, head: str, than: str, interval: Interval
 ) -> dict[str, Any]:
     return {
-        "temperature": temperature,
+        "prompt_set": measured.prompt_set,
+        "temperature": measured.temperature,
         "budget": budget,
         "head": head,
         "than": than,
@@ -170,4 +178,4 @@ def _pair(
 def plain(measured: Measured) -> dict[str, Any]:
     """Return plain decoding's own figures."""
     found = asdict(metrics.summarise(measured.plain, None, lossless=True))
-    return {"temperature": measured.temperature, **found}
+    return {"prompt_set": measured.prompt_set, "temperature": measured.temperature, **found}

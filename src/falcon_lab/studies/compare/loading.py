@@ -49,10 +49,11 @@ from falcon_lab.studies.compare.plan import (
     Head,
     Plan,
     parse_budget,
+    saved_parts,
 )
 
 BASE, VARIANTS = "base", "variants"
-HEAD_KEYS = (*HEAD_NODES, "optional", "train", "drafters_of", "spend")
+HEAD_KEYS = (*HEAD_NODES, "optional", "train", "runs", "drafters_of", "spend")
 TRAINING = ("target", "data", "distil")
 BUDGETS = ["chain-4", "tree-16", "own"]
 """Budgets that runs are compared with by default."""
@@ -147,7 +148,8 @@ def _plan(
             raise ConfigError("only", f"no head {name!r}{did_you_mean(name, config.heads)}")
         node = config.heads[name]
         lender = _lender(name, config)
-        if why := _absent(node, components) or _absent(config.heads.get(lender, {}), components):
+        needed = [name, lender] if lender else [name]
+        if why := next(filter(None, (_absent(n, config.heads[n], components) for n in needed)), ""):
             left_out[name] = why
             continue
         head = _Loader(name, node, base, tree, components).head()
@@ -164,8 +166,6 @@ def finished_plan(
     config: ComparisonConfig,
     heads: list[Head],
     left_out: dict[str, str] | None = None,
-    *,
-    given: bool = False,
 ) -> Plan:
     """The plan, its budgets read and its numbers checked.
 
@@ -181,7 +181,7 @@ def finished_plan(
         raise ConfigError("tuning.grid", "needs budgets to choose from, of which none is best")
     if not heads:
         raise ConfigError("heads", "no head is left to be compared")
-    return Plan(base, config, budgets, grid, heads, left_out or {}, given)
+    return Plan(base, config, budgets, grid, heads, left_out or {})
 
 
 def _lender(name: str, config: ComparisonConfig) -> str:
@@ -213,20 +213,49 @@ def _borrowing(head: Head, owner: Head, *, shared: bool) -> Head:
     experiments = {seed: replace(run, **own) for seed, run in owner.experiments.items()}
     lender = owner.name if shared else ""
     return replace(
-        head, trains=True, experiments=experiments, folders=owner.folders, drafters_of=lender
+        head,
+        trains=True,
+        experiments=experiments,
+        folders=owner.folders,
+        drafters_of=lender,
+        given=owner.given,
     )
 
 
-def _absent(node: Mapping[str, Any], components: Components) -> str:
+def _absent(name: str, node: Mapping[str, Any], components: Components) -> str:
     """Why an optional head cannot be compared; empty when it can, or when it is not optional."""
     if node.get("optional") is not True:
         return ""
     for key, kind in NODES.items():
         part = node.get(key)
-        name = part.get("name") if isinstance(part, Mapping) else None
-        if isinstance(name, str) and not components.knows(kind, name):
-            return f"no {kind} named {name!r} is installed"
-    return ""
+        if not isinstance(part, Mapping) or not isinstance(named := part.get("name"), str):
+            continue
+        if not components.knows(kind, named):
+            return f"no {kind} named {named!r} is installed"
+        if components.lacks(kind, part):
+            return f"a part of {named} is not installed"
+    folders = [path / DRAFTER for path in runs_of(node, f"heads.{name}")]
+    folders += saved_parts(node.get("drafter"), components)
+    missing = [folder for folder in folders if not (folder / DESCRIPTION).exists()]
+    return f"{missing[0]} holds no trained drafter" if missing else ""
+
+
+def runs_of(node: Mapping[str, Any], key: str) -> list[Path]:
+    """Return the folders of the runs whose drafters a head has.
+
+    Args:
+        node: of the head.
+        key: where the node stands.
+
+    Raises:
+        ConfigError: they are no list of folders.
+    """
+    folders = node.get("runs", [])
+    if not isinstance(folders, list) or not all(isinstance(each, str) for each in folders):
+        raise ConfigError(
+            join(key, "runs"), f"must be a list of folders, as in [runs/eagle], not {folders!r}"
+        )
+    return [Path(each) for each in folders]
 
 
 @dataclass(frozen=True)
@@ -264,6 +293,8 @@ class _Loader:
                 raise ConfigError(join(key, part), f"unknown key{hint}")
         trains = self._flag("train", True)
         self._flag("optional", False)
+        if "runs" in self.node:
+            return self._of_runs()
         seeds = self.base.seeds or [self.base.seed]
         try:
             runs = {seed: self._experiment(seed) for seed in (seeds if trains else seeds[:1])}
@@ -271,6 +302,35 @@ class _Loader:
             raise ConfigError(join(key, error.key), error.problem) from None
         folders = {seed: Path(run.out) / DRAFTER for seed, run in runs.items()}
         return Head(self.name, trains, runs, folders, spend=self._spend(trains, seeds[0]))
+
+    def _of_runs(self) -> Head:
+        """Return a head whose drafters are those of finished runs, which may decode otherwise.
+
+        Raises:
+            ConfigError: with the key, or a folder holds no finished run.
+        """
+        key = f"heads.{self.name}"
+        allowed = ("runs", "optional", *DECODING_NODES)
+        for part in self.node:
+            if part not in allowed:
+                known = ", ".join(allowed)
+                raise ConfigError(
+                    join(key, part), f"its drafters are trained; beside runs it may have {known}"
+                )
+        folders = runs_of(self.node, key)
+        if not folders:
+            raise ConfigError(join(key, "runs"), "is empty; name the folder of a finished run")
+        own = plain_overrides({k: v for k, v in self.node.items() if k in DECODING_NODES}, key)
+        try:
+            runs = [_finished_run(folder, self.components, own) for folder in folders]
+        except ConfigError as error:
+            raise ConfigError(join(key, error.key), error.problem) from None
+        except FalconLabError as error:
+            raise ConfigError(join(key, "runs"), str(error)) from None
+        head = Head(self.name, True, {}, {}, given=True)
+        for folder, run in zip(folders, runs, strict=True):
+            _add_run(head, folder, run)
+        return head
 
     def _spend(self, trains: bool, seed: int) -> dict[str, Experiment]:
         """Budget -> the experiment with what differs there."""
@@ -343,7 +403,7 @@ def plan_of_runs(
     try:
         apply_overrides(tree, of_comparison, DEFAULT_NAMES)
         config = resolve(ComparisonConfig, tree)
-        return finished_plan(base, config, _heads_of_runs(folders, runs), given=True)
+        return finished_plan(base, config, _heads_of_runs(folders, runs))
     except ConfigError as error:
         raise error.at(Origin("the command line", of_comparison).blame(error)) from None
 
@@ -352,7 +412,9 @@ def _of_comparison(override: str) -> bool:
     return override.lstrip("-+").partition("=")[0].partition(".")[0] in COMPARISON_KEYS
 
 
-def _finished_run(folder: Path, components: Components) -> Experiment:
+def _finished_run(
+    folder: Path, components: Components, overrides: Sequence[Override] = ()
+) -> Experiment:
     path = folder / CONFIGURATION
     if not path.exists():
         raise FalconLabError(
@@ -361,7 +423,7 @@ def _finished_run(folder: Path, components: Components) -> Experiment:
         )
     if not (folder / DRAFTER / DESCRIPTION).exists():
         raise FalconLabError(f"{folder}: its drafter is not trained yet; finish that run first")
-    return run_experiment(folder, ["seeds=[]"], components=components)
+    return run_experiment(folder, ["seeds=[]", *overrides], components=components)
 
 
 def _head_name(folder: Path) -> str:
@@ -374,12 +436,20 @@ def _heads_of_runs(folders: Sequence[Path], runs: Sequence[Experiment]) -> list[
         name = _head_name(folder)
         if problem := HEAD_NAME.refusal(name):
             raise FalconLabError(f"{folder}: heads are called as their folders, and this {problem}")
-        head = heads.setdefault(name, Head(name, True, {}, {}))
-        if run.seed in head.experiments:
-            raise FalconLabError(
-                f"{folder} and {head.folders[run.seed].parent} are both {name} with seed "
-                f"{run.seed}; give one of the folders another name"
-            )
-        head.experiments[run.seed] = run
-        head.folders[run.seed] = folder / DRAFTER
+        _add_run(heads.setdefault(name, Head(name, True, {}, {}, given=True)), folder, run)
     return list(heads.values())
+
+
+def _add_run(head: Head, folder: Path, run: Experiment) -> None:
+    """Give a head the drafter of a finished run.
+
+    Raises:
+        FalconLabError: it has one of that seed.
+    """
+    if run.seed in head.experiments:
+        raise FalconLabError(
+            f"{folder} and {head.folders[run.seed].parent} are both {head.name} with seed "
+            f"{run.seed}; give one of the folders another name"
+        )
+    head.experiments[run.seed] = run
+    head.folders[run.seed] = folder / DRAFTER

@@ -1,14 +1,16 @@
-"""Measure all drafters of a comparison with every budget: one process, in turns, one temperature.
+"""Measure all drafters of a comparison with every budget, in one process and in turns.
 
-Plain decoding is the baseline of all of them, and answers a prompt as often as there are heads,
-spread evenly among them: the others are compared with its median there.
+A prompt set at a temperature is one measurement. Plain decoding is the baseline of all heads, and
+answers a prompt once a head, or ``MOST_BASELINES`` times spread evenly among many heads: the others
+are compared with its median there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from statistics import median_low
 from typing import Any
 
@@ -32,12 +34,16 @@ from falcon_lab.studies.compare.drafters import (
 from falcon_lab.studies.compare.plan import BEST, Head, NodeBudget, Plan
 from falcon_lab.timing import torch_threads
 
+MOST_BASELINES = 9
+"""Turns of plain decoding on a prompt at most, of which the median counts."""
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds what was measured at one temperature.
+    """Holds what was measured on one prompt set at one temperature.
 
     Attributes:
+        prompt_set: its name.
         temperature: 0 is greedy.
         plain: the baseline's records.
         records: engine -> its records, prompts in the order of ``plain``.
@@ -48,6 +54,7 @@ class Measured:
         journal: where the records are.
     """
 
+    prompt_set: str
     temperature: float
     plain: list[Record]
     records: dict[EngineKey, list[Record]]
@@ -79,26 +86,42 @@ class Comparison:
         plan: of the comparison.
         setup: builds and measures the engines.
         drafters: of all heads and seeds.
-        prompts: of the measurement.
+        prompts: name of a set -> its prompts.
     """
 
     plan: Plan
     setup: Setup
     drafters: list[TrainedDrafter]
-    prompts: list[EncodedPrompt]
+    prompts: dict[str, list[EncodedPrompt]]
 
-    def measure_at(self, temperature: float) -> Measured:
-        """Measure everything at one temperature; choose ``best`` before, where it is a budget."""
-        config = replace(self.plan.base.evaluation, temperature=temperature, methods={})
-        best, tried = self._choose(config) if self.plan.wants_best else ({}, {})
+    def measure(self) -> Iterator[Measured]:
+        """Measure every prompt set at every temperature.
+
+        Where ``best`` is a budget it is chosen once a temperature, for all sets.
+        """
+        for temperature in self.plan.config.temperatures:
+            best, tried = self._choose(temperature) if self.plan.wants_best else ({}, {})
+            for prompt_set in self.prompts:
+                yield self._measure_set(prompt_set, temperature, best, tried)
+
+    def _measure_set(
+        self,
+        prompt_set: str,
+        temperature: float,
+        best: dict[str, NodeBudget],
+        tried: dict[str, dict[str, float]],
+    ) -> Measured:
+        config, prompts = self.plan.evaluation(prompt_set, temperature), self.prompts[prompt_set]
         budgets = {head.name: self._budgets(best.get(head.name)) for head in self.plan.heads}
         engines = engines_of(self.drafters, budgets, self.setup)
-        self.setup.announce(f"temperature {temperature:g}: {len(engines)} engines in turns")
+        where = f"{prompt_set}, temperature {temperature:g}"
+        self.setup.announce(f"{where}: {len(engines)} engines in turns")
         facts = {"engines": described(self.drafters, budgets)}
-        found, journal = self._measure("compare", engines, facts, config, self.prompts)
-        peaks = self._peaks(engines, journal, config)
+        found, journal = self._measure("compare", engines, facts, config, prompts)
+        peaks = self._peaks(engines, journal, config, prompts[0])
         keys = {key: at for key, at in self._keys(best).items() if at in engines}
         return Measured(
+            prompt_set,
             temperature,
             merged([found.records[name] for name in baselines(self.plan)]),
             {key: found.records[engine.name] for key, engine in keys.items()},
@@ -121,14 +144,14 @@ class Comparison:
         budgets: Budgets = {head.name: list(dict.fromkeys([*named, *grid])) for head in plan.heads}
         engines = engines_of(self.drafters, budgets, self.setup)
         if plan.wants_best:
-            self.setup.other_prompts(
-                plan.config.tuning.source, plan.config.tuning.prompts, self.prompts
-            )
+            self._other_prompts()
             for head in plan.heads:
                 refuse_unfit(head, {key.budget for key in engines if key.head == head.name}, grid)
         named_engines = {key.name: engine for key, engine in engines.items()}
         self.setup.rehearse(
-            {PLAIN: self.setup.plain(), **named_engines}, self.prompts, plan.config.temperatures
+            {PLAIN: self.setup.plain(), **named_engines},
+            next(iter(self.prompts.values())),
+            plan.config.temperatures,
         )
 
     def _budgets(self, best: NodeBudget | None) -> list[NodeBudget]:
@@ -146,21 +169,26 @@ class Comparison:
             for budget in self.plan.budgets
         }
 
+    def _other_prompts(self) -> list[EncodedPrompt]:
+        """Return the prompts that ``best`` is chosen on, of which none is measured on."""
+        tuning, measured = self.plan.config.tuning, chain.from_iterable(self.prompts.values())
+        return self.setup.other_prompts(tuning.source, tuning.prompts, list(measured))
+
     def _choose(
-        self, config: EvaluationConfig
+        self, temperature: float
     ) -> tuple[dict[str, NodeBudget], dict[str, dict[str, float]]]:
         """Choose the grid's fastest budget of every head, on prompts that are not measured on."""
-        tuning, grid = self.plan.config.tuning, self.plan.grid
-        prompts = self.setup.other_prompts(tuning.source, tuning.prompts, self.prompts)
+        grid, prompts = self.plan.grid, self._other_prompts()
+        config = replace(self.plan.base.evaluation, temperature=temperature, methods={}, repeats=1)
         first = [d for d in self.drafters if d.seed == d.head.seeds[0]]
         budgets: Budgets = {head.name: grid for head in self.plan.heads}
         engines = engines_of(first, budgets, self.setup)
         self.setup.announce(
-            f"temperature {config.temperature:g}: choosing the best of {len(grid)} budgets for "
+            f"temperature {temperature:g}: choosing the best of {len(grid)} budgets for "
             f"every head on {len(prompts)} other prompts"
         )
         facts = {"engines": described(first, budgets)}
-        found, _ = self._measure("tune", engines, facts, replace(config, repeats=1), prompts)
+        found, _ = self._measure("tune", engines, facts, config, prompts)
         words, best, tried = {budget.word: budget for budget in grid}, {}, {}
         for head in (head.name for head in self.plan.heads):
             records = {key.budget: found.records[key.name] for key in engines if key.head == head}
@@ -184,8 +212,10 @@ class Comparison:
     def _with_baselines(self, engines: Mapping[EngineKey, SpeculativeEngine]) -> dict[str, Engine]:
         """Return the engines in their order, plain decoding before those of every head."""
         plain, found = self.setup.plain(), dict[str, Engine]()
-        for baseline, head in zip(baselines(self.plan), self.plan.heads, strict=True):
-            found[baseline] = plain
+        turns = dict(zip(baseline_places(len(self.plan.heads)), baselines(self.plan), strict=True))
+        for place, head in enumerate(self.plan.heads):
+            if place in turns:
+                found[turns[place]] = plain
             found |= {key.name: e for key, e in engines.items() if key.head == head.name}
         return found
 
@@ -194,6 +224,7 @@ class Comparison:
         engines: Mapping[EngineKey, SpeculativeEngine],
         journal: Journal,
         config: EvaluationConfig,
+        prompt: EncodedPrompt,
     ) -> dict[EngineKey, int | None]:
         """Measure the memory of one more answer of each engine with the first seed's drafter."""
         first = {head.name: head.seeds[0] for head in self.plan.heads}
@@ -203,7 +234,7 @@ class Comparison:
                 if key.seed != first[key.head]:
                     continue
                 if key.name not in journal.peaks():
-                    answer = partial(self.setup.answer, engine, self.prompts[0], config=config)
+                    answer = partial(self.setup.answer, engine, prompt, config=config)
                     peak = peak_of(answer, self.setup.target.device)
                     journal.add_peak(key.name, None if peak is None else peak.growth)
                 found[key] = journal.peaks()[key.name]
@@ -211,8 +242,15 @@ class Comparison:
 
 
 def baselines(plan: Plan) -> list[str]:
-    """Name plain decoding's turns: one a head."""
-    return [PLAIN, *(f"{PLAIN} {turn}" for turn in range(2, len(plan.heads) + 1))]
+    """Name plain decoding's turns: one a head, or as many as are allowed."""
+    turns = len(baseline_places(len(plan.heads)))
+    return [PLAIN, *(f"{PLAIN} {turn}" for turn in range(2, turns + 1))]
+
+
+def baseline_places(heads: int) -> list[int]:
+    """Return before which heads plain decoding takes its turns, spread evenly among them."""
+    turns = min(heads, MOST_BASELINES)
+    return [turn * heads // turns for turn in range(turns)]
 
 
 def merged(turns: Sequence[Sequence[Record]]) -> list[Record]:

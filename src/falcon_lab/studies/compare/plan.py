@@ -15,14 +15,25 @@ reaches it in fewer passes, which is what it was built for; the head's controlle
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
-from falcon_lab.config.saved import DESCRIPTION
-from falcon_lab.config.schema import PLAIN, Experiment, Node, any_path, any_temperature
+from falcon_lab.config.saved import DESCRIPTION, opened_drafter
+from falcon_lab.config.schema import (
+    PLAIN,
+    EvaluationConfig,
+    Experiment,
+    Node,
+    PromptsConfig,
+    any_path,
+    any_temperature,
+)
 from falcon_lab.errors import ConfigError, did_you_mean
 from falcon_lab.fields import Name, each_once, named, ranged
+from falcon_lab.plugins.registry import Components
 from falcon_lab.report.tables import Table
 
 OWN, BEST = "own", "best"
@@ -91,7 +102,7 @@ DECODING_NODES = ("tree", "acceptance", "controller")
 
 SHARED = (
     "every head is trained and measured on the same target, data, steps and prompts; "
-    f"a head's own are {', '.join(HEAD_NODES)}, optional, train, drafters_of and spend"
+    f"a head's own are {', '.join(HEAD_NODES)}, optional, train, runs, drafters_of and spend"
 )
 
 
@@ -133,6 +144,9 @@ class PaperConfig:
 HEAD_NAME = Name(reserved=rf"{PLAIN}( \d+)?")
 """Names of heads: none is that of plain decoding."""
 
+PROMPT_SET_NAME = Name()
+"""Names of prompt sets."""
+
 
 @dataclass
 class ComparisonConfig:
@@ -140,15 +154,19 @@ class ComparisonConfig:
 
     heads: dict[str, Node] = named(HEAD_NAME)
     """Head -> what differs from the experiment; ``optional: true`` leaves a head out whose plug-in
-    is not installed, and ``train: false`` is one that has nothing to train. ``drafters_of`` names
-    another head whose trained drafters this one uses, to decode with them otherwise. ``spend``
-    says what else differs at a budget, for a head that the rule does not fit."""
+    is not installed, and ``train: false`` is one that has nothing to train. ``runs`` names folders
+    of finished runs, one a seed, whose drafters it has. ``drafters_of`` names another head whose
+    trained drafters this one uses, to decode with them otherwise. ``spend`` says what else differs
+    at a budget, for a head that the rule does not fit."""
     only: list[str] = each_once(field(default_factory=list))
     """Heads that are compared; empty: all."""
     budgets: list[str] = each_once(field(default_factory=lambda: ["best"]))
     """``chain-D`` (D tokens in a row), ``tree-N`` (N nodes where the drafter is surest), ``own``
     (the head's tree) and ``best`` (of those in ``tuning.grid``, on validation prompts)."""
     temperatures: list[float] = each_once(any_temperature([0.0]))
+    prompts: dict[str, PromptsConfig] = named(PROMPT_SET_NAME)
+    """Name of a prompt set in the tables -> the set, as ``evaluation.prompts``, which is the only
+    one if there is none here."""
     tuning: TuningConfig = field(default_factory=TuningConfig)
     paper: PaperConfig | None = None
 
@@ -167,6 +185,7 @@ class Head:
         folders: training seed -> the saved drafter's folder.
         drafters_of: the head whose drafters it uses; empty for one with its own.
         spend: budget -> the experiment that says how the head spends it, where the rule does not.
+        given: whether its drafters are those of finished runs, and nothing is trained.
     """
 
     name: str
@@ -175,6 +194,7 @@ class Head:
     folders: dict[int, Path]
     drafters_of: str = ""
     spend: dict[str, Experiment] = field(default_factory=dict)
+    given: bool = False
 
     def at(self, budget: NodeBudget) -> tuple[Experiment, Node]:
         """The experiment that holds at a budget, and its tree."""
@@ -207,6 +227,27 @@ class Head:
         return not self.trains or (self.folders[seed] / DESCRIPTION).exists()
 
 
+def saved_parts(node: Any, components: Components) -> list[Path]:
+    """Return the folders of the saved drafters that a drafter is made of.
+
+    Args:
+        node: of the drafter; one that names no component has none.
+        components: the registry, which knows options that are components and saved drafters.
+    """
+    folders: list[Path] = []
+
+    def note(kind: str, inner: dict[str, Any]) -> dict[str, Any]:
+        path = inner.get("path")
+        if (kind, inner["name"]) == ("drafter", "saved") and path is not None:
+            with opened_drafter(path, components) as folder:
+                folders.append(folder)
+        return inner
+
+    if isinstance(node, Mapping) and isinstance(node.get("name"), str):
+        components.replaced("drafter", node, note)
+    return folders
+
+
 @dataclass(frozen=True)
 class Plan:
     """A comparison, checked.
@@ -218,7 +259,6 @@ class Plan:
         grid: those that ``best`` is chosen from.
         heads: those that can be compared.
         left_out: optional head -> why it is not.
-        given: whether the runs were named one by one; nothing is trained then.
     """
 
     base: Experiment
@@ -227,7 +267,24 @@ class Plan:
     grid: list[NodeBudget]
     heads: list[Head]
     left_out: dict[str, str] = field(default_factory=dict)
-    given: bool = False
+
+    @property
+    def trainings(self) -> list[tuple[Head, int]]:
+        """Return the trainings that are this comparison's own, done or not."""
+        own = (head for head in self.heads if head.trains and not (head.given or head.drafters_of))
+        return [(head, seed) for head in own for seed in head.seeds]
+
+    @property
+    def prompt_sets(self) -> dict[str, PromptsConfig]:
+        """Return name -> the set of prompts that is measured on."""
+        alone = self.base.evaluation.prompts
+        return self.config.prompts or {"own" if alone.texts else alone.name: alone}
+
+    def evaluation(self, prompt_set: str, temperature: float) -> EvaluationConfig:
+        """Return how a prompt set is measured at a temperature."""
+        prompts = self.prompt_sets[prompt_set]
+        evaluation = self.base.evaluation
+        return replace(evaluation, prompts=prompts, temperature=temperature, methods={})
 
     @property
     def folder(self) -> Path:
@@ -237,8 +294,7 @@ class Plan:
     @property
     def pending(self) -> list[tuple[Head, int]]:
         """Trainings that are still to be done."""
-        own = (head for head in self.heads if not head.drafters_of)
-        return [(head, seed) for head in own for seed in head.seeds if not head.trained(seed)]
+        return [(head, seed) for head, seed in self.trainings if not head.trained(seed)]
 
     @property
     def wants_best(self) -> bool:
@@ -252,7 +308,8 @@ def describe(plan: Plan) -> str:
     rows = []
     for head in plan.heads:
         node = head.experiment.drafter
-        needs = f"as {head.drafters_of}" if head.drafters_of else "needs none"
+        borrowed = f"as {head.drafters_of}" if head.drafters_of else ""
+        needs = borrowed or ("by its run" if head.given else "needs none")
         block = f", k={node['block']}" if "block" in node else ""
         done = sum(head.trained(seed) for seed in head.seeds)
         rows.append(
@@ -260,7 +317,9 @@ def describe(plan: Plan) -> str:
                 head.name,
                 f"{node['name']}{block}",
                 " ".join(map(str, head.seeds)) if head.trains else "none",
-                f"{done} of {len(head.seeds)}" if head.trains and not head.drafters_of else needs,
+                f"{done} of {len(head.seeds)}"
+                if head.trains and not (head.given or head.drafters_of)
+                else needs,
                 str(head.folders[head.seeds[0]].parent) if head.trains else "",
             )
         )
@@ -273,15 +332,13 @@ def _amounts(plan: Plan) -> list[str]:
     drafters = sum(len(head.seeds) for head in plan.heads)
     temperatures = [f"{temperature:g}" for temperature in plan.config.temperatures]
     steps = plan.base.trainer.get("max_steps")
-    evaluation = plan.base.evaluation
-    prompts = evaluation.prompts.limit or len(evaluation.prompts.texts)
-    size = f"{prompts} prompts" if prompts else "all prompts"
+    sets = [_size(name, prompts) for name, prompts in plan.prompt_sets.items()]
     lines = [
         f"trainings to do: {len(plan.pending)}" + (f", {steps} steps each" if steps else ""),
         f"then {drafters} drafters × {len(plan.budgets)} budgets "
         f"({', '.join(budget.word for budget in plan.budgets)}) × temperature "
-        f"{' and '.join(temperatures)} on {size} of {evaluation.prompts.name}, "
-        f"{evaluation.max_new_tokens} tokens each",
+        f"{' and '.join(temperatures)} on {', '.join(sets)}, "
+        f"{plan.base.evaluation.max_new_tokens} tokens each",
     ]
     if plan.wants_best:
         lines.append(
@@ -289,3 +346,8 @@ def _amounts(plan: Plan) -> list[str]:
             f"temperature on {plan.config.tuning.prompts} prompts of {plan.config.tuning.source}"
         )
     return lines
+
+
+def _size(name: str, prompts: PromptsConfig) -> str:
+    number = prompts.limit or len(prompts.texts)
+    return f"{number if number else 'all'} prompts of {name}"

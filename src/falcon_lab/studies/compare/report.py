@@ -6,7 +6,7 @@ Works on the results alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from falcon_lab.report.methods import (
     setting,
     target_warnings,
 )
-from falcon_lab.report.plots import COLOURS, STYLES, Curve, Panel, line_plot
+from falcon_lab.report.plots import COLOURS, MARKERS, STYLES, Curve, Panel, line_plot
 from falcon_lab.report.tables import NOTHING, Column, Table, decimals, interval, times, wrap
 from falcon_lab.studies.compare.paper import LABELS
 from falcon_lab.studies.compare.plan import BEST
@@ -37,11 +37,10 @@ from falcon_lab.studies.compare.plan import BEST
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-PLACE = (
-    Column("head", lambda row: name_of(row["head"], row)),
-    Column("budget", "budget"),
-    Column("T", "temperature", "{:g}".format),
-)
+HEAD = Column("head", lambda row: name_of(row["head"], row))
+PROMPTS = Column("prompts", "prompt_set", left=True)
+"""Of a table with several prompt sets."""
+BUDGET, TEMPERATURE = Column("budget", "budget"), Column("T", "temperature", "{:g}".format)
 
 
 def _answers(row: Row) -> Row:
@@ -55,7 +54,6 @@ def _draft_and_verify(row: Row) -> str:
 
 
 COLUMNS = (
-    *PLACE,
     SPEEDUP,
     TAU,
     TAU_DRAFT,
@@ -63,6 +61,7 @@ COLUMNS = (
     NODES,
     PASSES,
     Column("round", "round_steps", decimals(2)),
+    Column("ms", "round_seconds", decimals(0, scale=1000)),
     Column("draft/verify %", _draft_and_verify),
     Column(
         "identical",
@@ -70,9 +69,9 @@ COLUMNS = (
         left=True,
     ),
 )
-"""Of a head with a budget."""
+"""Of a head with a budget, behind its place."""
 
-DETAILS = (*PLACE, ACCEPTED, Column("MiB", "peak_bytes", decimals(1, scale=1 / 2**20)))
+DETAILS = (ACCEPTED, Column("MiB", "peak_bytes", decimals(1, scale=1 / 2**20)))
 
 
 def _seconds(head: Mapping[str, Any]) -> float | None:
@@ -114,9 +113,9 @@ ORDER = (
     Column("verdict", "verdict", left=True),
 )
 
-NODES_AXIS = ("nodes_per_round", "draft tokens verified per round")
-ROUND_AXIS = ("round_steps", "time of a round, in steps of plain decoding")
-"""Figure of a row -> what an axis calls it."""
+NODES_AXIS = ("nodes_per_round", "draft tokens verified per round", 1.0)
+ROUND_AXIS = ("round_seconds", "milliseconds of a round", 1000.0)
+"""Figure of a row, what an axis calls it, and its unit."""
 
 DEFINED = (
     "speedup",
@@ -145,12 +144,13 @@ def format_comparison(results: Results) -> str:
         "Speed-up: wall time per token against plain decoding in the same loop, prefill included; "
         "intervals are a bootstrap over training seeds and prompts. τ counts the target's own "
         "token, τ draft does not; α = accepted/(accepted + rounds).",
-        "round: its time in steps of plain decoding. MiB: memory of one more answer at its highest "
-        "point. best: chosen on other prompts.",
+        "round: its time in steps of plain decoding; ms: in milliseconds, both with their share of "
+        "the prefill. MiB: memory of one more answer at its highest point. best: chosen on other "
+        "prompts.",
     ]
     blocks = [
         rows_table(results).text(),
-        Table(DETAILS, ordered(results["rows"])).text(),
+        details_table(results).text(),
         heads_table(results).text(),
         "\n".join(ahead(results)),
         _format_paper(results["paper"]) if results["paper"] else "",
@@ -160,19 +160,49 @@ def format_comparison(results: Results) -> str:
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Sort by temperature, then budget in the order of the configuration, then speed."""
+    """Sort by temperature, then prompt set and budget as configured, then speed."""
     budgets = list(dict.fromkeys(row["budget"] for row in rows))
-    return sorted(
-        rows,
-        key=lambda r: (r["temperature"], budgets.index(r["budget"]), -r["speedup"]["ratio"]),
-    )
+    sets = prompt_sets(rows)
+
+    def place(row: Row) -> tuple[float, int, int, float]:
+        return (
+            row["temperature"],
+            sets.index(row["prompt_set"]),
+            budgets.index(row["budget"]),
+            -row["speedup"]["ratio"],
+        )
+
+    return sorted(rows, key=place)
+
+
+def prompt_sets(rows: Sequence[Row]) -> list[str]:
+    """Return the prompt sets in the order of the configuration."""
+    return list(dict.fromkeys(row["prompt_set"] for row in rows))
+
+
+def place_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns that say what a row is of; prompt sets are named if there are several."""
+    several = len(prompt_sets(rows)) > 1
+    return [HEAD, *([PROMPTS] if several else []), BUDGET, TEMPERATURE]
+
+
+def at(row: Row) -> tuple[float, str, str]:
+    """Return what heads are compared at: temperature, prompt set and budget."""
+    return row["temperature"], row["prompt_set"], row["budget"]
 
 
 def rows_table(results: Results) -> Table:
     """Return the main table; the fastest head of every budget stands out."""
     rows = ordered(results["rows"])
-    fastest = {(row["temperature"], row["budget"]): row for row in reversed(rows)}.values()
-    return Table(COLUMNS, rows, marked=lambda row: any(row is top for top in fastest))
+    fastest = {at(row): row for row in reversed(rows)}.values()
+    columns = (*place_columns(rows), *COLUMNS)
+    return Table(columns, rows, marked=lambda row: any(row is top for top in fastest))
+
+
+def details_table(results: Results) -> Table:
+    """Return the table of acceptance by place, and of memory."""
+    rows = ordered(results["rows"])
+    return Table((*place_columns(rows), *DETAILS), rows)
 
 
 def heads_table(results: Results) -> Table:
@@ -184,20 +214,22 @@ def ahead(results: Results) -> list[str]:
     """Return what the intervals support about the fastest head at every budget."""
     lines = []
     rows = ordered(results["rows"])
-    for temperature, budget in dict.fromkeys((r["temperature"], r["budget"]) for r in rows):
-        top = next(r for r in rows if (r["temperature"], r["budget"]) == (temperature, budget))
+    for place in dict.fromkeys(map(at, rows)):
+        top = next(row for row in rows if at(row) == place)
         over = [
             f"{pair['than']} {times(pair['speedup'])}{'' if pair['faster'] else ' (not clear)'}"
             for pair in _rivals(results, top)
         ]
         if over:
-            lines.append(f"T={temperature:g} {budget}: {top['head']} over {', '.join(over)}")
+            temperature, prompts, budget = place
+            of = f"{prompts} " if len(prompt_sets(rows)) > 1 else ""
+            lines.append(f"T={temperature:g} {of}{budget}: {top['head']} over {', '.join(over)}")
     return lines
 
 
 def _rivals(results: Results, row: Row) -> list[Mapping[str, Any]]:
     """Return the comparisons in which a row is the faster one."""
-    keys = ("temperature", "budget", "head")
+    keys = ("prompt_set", "temperature", "budget", "head")
     return [p for p in results["pairs"] if all(p[key] == row[key] for key in keys)]
 
 
@@ -244,17 +276,20 @@ def warnings(results: Results) -> list[str]:
 # --- plots --------------------------------------------------------------------------------------
 
 
-def speed_against(axis: tuple[str, str], rows: Sequence[Row]) -> str:
-    """Draw a panel for every temperature; a line for every head, its best budget as a star.
+def speed_against(axis: tuple[str, str, float], rows: Sequence[Row]) -> str:
+    """Draw a panel for every prompt set and temperature.
+
+    A head is a line over its budgets, or a mark if it has one; its best budget is a star.
 
     Args:
         axis: ``NODES_AXIS`` or ``ROUND_AXIS``.
         rows: of the results.
     """
-    key, label = axis
+    key, label, unit = axis
     drafting = [row for row in rows if row[key] is not None]
     heads = list(dict.fromkeys(row["head"] for row in rows))
-    forms = [(colour, style) for style in STYLES for colour in COLOURS]
+    forms = [(c, *shape) for shape in zip(STYLES, MARKERS, strict=True) for c in COLOURS]
+    sets = prompt_sets(rows)
     temperatures = sorted({row["temperature"] for row in drafting})
     panels = [
         Panel(
@@ -262,42 +297,63 @@ def speed_against(axis: tuple[str, str], rows: Sequence[Row]) -> str:
                 line
                 for head, form in zip(heads, cycle(forms), strict=False)
                 for line in _lines(
-                    key,
-                    [r for r in drafting if (r["head"], r["temperature"]) == (head, temperature)],
+                    (key, unit),
+                    [
+                        row
+                        for row in drafting
+                        if (row["head"], row["prompt_set"], row["temperature"])
+                        == (head, prompts, temperature)
+                    ],
                     *form,
                 )
             ],
-            "greedy" if temperature == 0 else f"temperature {temperature:g}",
+            (f"{prompts}, " if len(sets) > 1 else "")
+            + ("greedy" if temperature == 0 else f"temperature {temperature:g}"),
             label,
-            "" if place else "speed-up over plain decoding",
+            "speed-up over plain decoding" if prompts == sets[0] else "",
             level=1,
             log="x" if axis is NODES_AXIS else "",
         )
-        for place, temperature in enumerate(temperatures)
+        for temperature, prompts in product(temperatures, sets)
     ]
+    columns = len(sets) if len(sets) > 1 else len(panels)
     return line_plot(
         panels,
         key,
-        width=5 * len(panels) + 2,
+        width=5 * columns + 2,
         height=4,
-        columns=len(panels),
+        columns=columns,
         share_y=True,
         legend_beside=True,
     )
 
 
-def _lines(key: str, rows: Sequence[Row], colour: str, style: str) -> list[Curve]:
+def _lines(
+    figure: tuple[str, float], rows: Sequence[Row], colour: str, style: str, marker: str
+) -> list[Curve]:
     """Return a head's line with its interval, and the star of its best budget."""
     if not rows:
         return []
+    key, unit = figure
     grid = sorted((row for row in rows if row["budget"] != BEST), key=lambda row: row[key])
     best = [row for row in rows if row["budget"] == BEST]
-    x = [row[key] for row in grid]
+    x = [unit * row[key] for row in grid]
     ratio, low, high = ([row["speedup"][end] for row in grid] for end in ("ratio", "low", "high"))
     stars = [row["speedup"]["ratio"] for row in best]
     return [
-        Curve(x, ratio, colour, name_of(rows[0]["head"], rows[0]), low, high, style=style),
-        Curve([row[key] for row in best], stars, colour, style="", marker="*", size=11),
+        Curve(
+            x,
+            ratio,
+            colour,
+            name_of(rows[0]["head"], rows[0]),
+            low,
+            high,
+            interval="whiskers" if len(grid) == 1 else "band",
+            style=style,
+            marker=marker,
+            size=4 if len(grid) > 1 else 6,
+        ),
+        Curve([unit * row[key] for row in best], stars, colour, style="", marker="*", size=11),
     ]
 
 
@@ -330,7 +386,7 @@ def render(results: Results) -> str:
         by_nodes=speed_against(NODES_AXIS, results["rows"]),
         by_round=speed_against(ROUND_AXIS, results["rows"]),
         rows=rows_table(results),
-        acceptance=Table(DETAILS, ordered(results["rows"])),
+        acceptance=details_table(results),
         ahead=ahead(results),
         heads=heads_table(results),
         paper=results["paper"],
@@ -351,12 +407,14 @@ def render(results: Results) -> str:
 def headline(results: Results) -> str:
     """Return what the figures support: greedy, and at the best budgets if there are any."""
     rows = ordered(results["rows"])
-    rows = [row for row in rows if row["temperature"] == rows[0]["temperature"]]
+    several = len(prompt_sets(rows)) > 1
+    rows = [row for row in rows if at(row)[:2] == at(rows[0])[:2]]
     rows = [row for row in rows if row["budget"] == BEST] or rows
     top = max(rows, key=lambda row: row["speedup"]["ratio"])
     text = (
         f"{name_of(top['head'], top)} is the fastest of {len(results['heads'])} "
-        f"heads at {times(top['speedup'])} ({top['budget']})"
+        f"heads at {times(top['speedup'])} ({top['budget']}"
+        f"{', ' + top['prompt_set'] if several else ''})"
     )
     over = _rivals(results, top)
     if not over:
@@ -370,5 +428,7 @@ def lead(results: Results) -> str:
     """Return where the figures come from, in a line."""
     seeds = max(len(row["seeds"]) for row in results["rows"])
     trainings = "one training of each head" if seeds == 1 else f"{seeds} training seeds"
-    prompts = f"{results['protocol']['prompts']} prompts"
+    sets = results["protocol"]["prompts"].items()
+    of = " of {}".format if len(sets) > 1 else (lambda name: "")
+    prompts = " and ".join(f"{number} prompts{of(name)}" for name, number in sets)
     return f"{(results['target'] or {}).get('name')} on {setting(results, [prompts, trainings])}."

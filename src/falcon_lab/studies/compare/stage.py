@@ -16,6 +16,7 @@ from falcon_lab.config.schema import Experiment
 from falcon_lab.decoding.assembling import KINDS
 from falcon_lab.files import check_place, locked, make_folder, remove_leftovers
 from falcon_lab.measure import provenance
+from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.prompts import check_prompts
 from falcon_lab.measure.statistics import Interval, resampled
@@ -31,11 +32,11 @@ from falcon_lab.studies.compare.drafters import (
     train_heads,
     training_facts,
 )
-from falcon_lab.studies.compare.measuring import Comparison, Measured
+from falcon_lab.studies.compare.measuring import Comparison, Measured, baselines
 from falcon_lab.studies.compare.paper import compare_with_published
 from falcon_lab.studies.compare.plan import BEST, Plan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 PUBLISHED = {
     "tau": figures.tau,
@@ -73,11 +74,10 @@ def compare(
     components = load_components()
     ahead = check_comparison(plan, components, announce, check)
     with holding(plan.folder):
-        if not plan.given:
-            train_heads(plan, announce, partial(train, ahead=ahead))
+        train_heads(plan, announce, partial(train, ahead=ahead))
         compared, quality = assembled(plan, ahead, components, announce)
         header = compared.setup.header()
-        measured = [compared.measure_at(temperature) for temperature in plan.config.temperatures]
+        measured = list(compared.measure())
     return {
         "schema": SCHEMA_VERSION,
         "name": plan.base.name,
@@ -108,16 +108,17 @@ def check_comparison(
     """
     same_target(plan)
     check_place(plan.folder / f"{plan.base.name}.json", folder=False)
-    check_prompts(plan.base.evaluation.prompts)
+    for prompts in plan.prompt_sets.values():
+        check_prompts(prompts)
     ahead = target_ahead(plan.base.target, announce, components)
-    for head, seed in () if plan.given else plan.pending:
+    for head, seed in plan.pending:
         keep_to_one_device(head.experiments[seed])
         check(head.experiments[seed], ahead=ahead)
     setup = Setup.ahead(plan.base, ahead, components)
     with random.fork_rng(devices=[]):
         first = replace(plan, heads=[head.first for head in plan.heads])
-        drafters = load_drafters(first, setup, fresh=not plan.given)
-        Comparison(first, setup, drafters, setup.prompts()).check()
+        drafters = load_drafters(first, setup, fresh=True)
+        Comparison(first, setup, drafters, prompts_of(plan, setup)).check()
     return ahead
 
 
@@ -144,19 +145,27 @@ def assembled(
     config = plan.base.target
     target = ahead.itself(config, announce, components)
     setup = Setup.of(plan.base, target, components, announce)
-    compared = Comparison(plan, setup, load_drafters(plan, setup), setup.prompts())
+    compared = Comparison(plan, setup, load_drafters(plan, setup), prompts_of(plan, setup))
     return compared, stored_quality(config, components)
+
+
+def prompts_of(plan: Plan, setup: Setup) -> dict[str, list[EncodedPrompt]]:
+    """Return every prompt set by its name, ready to be decoded."""
+    return {name: setup.prompts(config) for name, config in plan.prompt_sets.items()}
 
 
 def protocol_of(compared: Comparison, measured: Sequence[Measured]) -> dict[str, Any]:
     """Return how it was measured."""
     evaluation = compared.plan.base.evaluation
     return {
-        "prompts": len(compared.prompts),
+        "prompts": {name: len(prompts) for name, prompts in compared.prompts.items()},
         "repeats": evaluation.repeats,
         "warmup": evaluation.warmup,
-        "baselines": len(compared.plan.heads),
-        "rows": {f"{found.temperature:g}": found.journal for found in measured},
+        "baselines": len(baselines(compared.plan)),
+        "rows": {
+            name: {f"{m.temperature:g}": m.journal for m in measured if m.prompt_set == name}
+            for name in compared.prompts
+        },
     }
 
 
