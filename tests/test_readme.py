@@ -115,6 +115,10 @@ def beside_the_paper(text: str) -> None:
     assert re.search(r"^order of τ draft: (not )?(reproduced|clear)", printed, re.MULTILINE)
 
 
+PLAN = (
+    "falcon-lab plan --parameters 70.55B --hidden 8192 --layers 80 --vocab 128256 --tokens 1B "
+    "--devices 8"
+)
 EXPORT = "falcon-lab export runs/eagle3/drafter exported --to vllm"
 
 
@@ -175,6 +179,7 @@ CHECKS: dict[str, Check] = {
     "falcon-lab plugins": whole(),
     "falcon-lab new-plugin my-head": whole(),
     "falcon-lab doctor": doctor_works,
+    PLAN: whole(),
     EXPORT: exports_a_trained_head,
     "falcon-lab push exported me/eagle3-for-my-target": is_not_sent_offline,
     "falcon-lab run experiments/csgd.yaml target.name=Qwen/Qwen3-0.6B target.dtype=bfloat16 "

@@ -27,6 +27,7 @@ from falcon_lab.commands.dialogues import dialogues
 from falcon_lab.commands.doctor import doctor
 from falcon_lab.commands.export import export_command, import_command, push
 from falcon_lab.commands.measure import bench, tune
+from falcon_lab.commands.plan import plan
 from falcon_lab.commands.plugins import new_plugin, plugins
 from falcon_lab.commands.quiet import third_party_tips_silenced
 from falcon_lab.commands.run import compare, evaluate, run, view_data
@@ -201,7 +202,7 @@ def commands_of(package: str, *commands: click.Command, purpose: str) -> Command
 
 for command in (
     *(run, evaluate, compare, generate, check, bench, tune, search),
-    *(plugins, new_plugin, doctor, view_data, dialogues),
+    *(plan, plugins, new_plugin, doctor, view_data, dialogues),
     *(export_command, import_command, push),
 ):
     main.add_command(command)

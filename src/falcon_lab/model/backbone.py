@@ -133,12 +133,17 @@ class Backbone(nn.Module):
     def check_layers(self, layers: int) -> None:
         """Check by a pass over one token that fresh decoder layers can be called.
 
+        Those without storage (an outline's) are not called.
+
         Raises:
             ValueError: there are more or fewer of them than asked for.
         """
+        weight = next(self.base.parameters())
+        if weight.is_meta:
+            return
         training = self.training
         self.eval()  # dropout would draw random numbers
-        stored = len(self._measured_layout(next(self.base.parameters())).layers)
+        stored = len(self._measured_layout(weight).layers)
         self.train(training)
         if stored != layers:
             raise ValueError(f"{stored} layers store keys and values where {layers} should")

@@ -67,6 +67,40 @@ def load_target(config: TargetConfig, announce: Callable[[str], None] = log.info
     return target
 
 
+def outlined_target(config: TargetConfig, tokenizer: Any, settings: Any = None) -> Target:
+    """Return a target whose weights are shapes without values: it takes no room, and cannot run.
+
+    Args:
+        config: of which ``name`` may be a folder with a ``config.json`` alone.
+        tokenizer: it is given, whatever its own is.
+        settings: its Hugging Face configuration; None reads it.
+
+    Raises:
+        FalconLabError: its configuration cannot be read, or is of no target.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if settings is None:
+        if is_gguf(config.name):
+            folder = converted(Path(config.name), log.info, partial(refuse_unfit, config))
+            config = replace(config, name=str(folder))
+        settings = _read_settings(config)
+    refuse_unfit(config, settings)
+    own = settings.get_text_config(decoder=True).dtype or torch.float32
+    dtype = own if config.dtype == "auto" else getattr(torch, config.dtype)
+    attention, _ = _loading_attention(config, settings)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                settings, dtype=dtype, attn_implementation=attention
+            )
+            return Target(model, tokenizer, name=config.name)
+    except FalconLabError:
+        raise
+    except Exception as error:  # transformers raises whatever a strange configuration leads to
+        _refuse(config, error)
+
+
 def _load_gguf(config: TargetConfig, announce: Callable[[str], None]) -> Target:
     """Load a GGUF file as the folder that it is converted into, under its own name."""
     folder = converted(Path(config.name), announce, partial(refuse_unfit, config))

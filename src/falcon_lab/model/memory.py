@@ -40,7 +40,7 @@ def check_room(
         config: its (text) configuration.
         make: makes it; here without any storage.
         what: names it, and the keys that make it smaller.
-        device: where; None is the machine itself.
+        device: where; None is where torch makes tensors: the machine itself, or nowhere (meta).
 
     Raises:
         FalconLabError: it does not fit, with what it takes.
@@ -54,7 +54,7 @@ def check_room(
     with torch.device("meta"):
         made = make()
     needed = sum(part.nbytes for part in (*made.parameters(), *made.buffers()))
-    there = free_memory(device or torch.device("cpu"))
+    there = free_memory(device or torch.get_default_device())
     if there is not None and needed > there:
         where = f"on {device}" if device is not None else "here"
         raise FalconLabError(

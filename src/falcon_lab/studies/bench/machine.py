@@ -100,10 +100,16 @@ class PassCost:
     windows: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, target: Target) -> Self | None:
-        """Count those of a target; None for a mixture of experts, where it depends on the text."""
+    def of(cls, target: Target, active: int | None = None) -> Self | None:
+        """Count those of a target; None for a mixture of experts, where it depends on the text.
+
+        Args:
+            target: the model.
+            active: entries that a token is multiplied with, where that is known of a mixture.
+        """
         config, backbone = target.config, target.backbone
-        if any((getattr(config, key, None) or 0) > 1 for key in EXPERTS):
+        mixture = any((getattr(config, key, None) or 0) > 1 for key in EXPERTS)
+        if mixture and active is None:
             return None
         tables = {
             id(p)
@@ -118,7 +124,7 @@ class PassCost:
         kinds = getattr(config, "layer_types", None) or [backbone.kinds[0]] * layers
         return cls(
             weight_bytes=sum(p.numel() * p.element_size() for p in read.values()),
-            weights=sum(p.numel() for p in read.values() if p.dim() > 1),
+            weights=active or sum(p.numel() for p in read.values() if p.dim() > 1),
             cache_bytes=2 * sizes.groups * sizes.head * target.dtype.itemsize,
             attention=sizes.heads * sizes.head,
             windows=tuple(backbone.window if kind == SLIDING else None for kind in kinds),

@@ -1,0 +1,1 @@
+"""``falcon-lab plan``: what training would take where one machine is not enough."""
