@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,9 @@ from falcon_lab.model.kv_layout import KVLayout
 from falcon_lab.model.lean import WHOLE, LeanLayers
 from falcon_lab.model.masks import for_attention, windowed
 from falcon_lab.model.memory import check_room
-from falcon_lab.model.partial import PartialModel, final_norm_of, layers_of
+
+if TYPE_CHECKING:
+    from falcon_lab.model.partial import PartialModel
 
 
 class Taps:
@@ -160,6 +162,8 @@ class Backbone(nn.Module):
         Raises:
             FalconLabError: it has none of the names that are known.
         """
+        from falcon_lab.model.partial import final_norm_of
+
         return final_norm_of(self.base)[1]
 
     @property
@@ -169,6 +173,8 @@ class Backbone(nn.Module):
         Raises:
             FalconLabError: the layers are in no list of the base model's own.
         """
+        from falcon_lab.model.partial import layers_of
+
         return layers_of(self.base)[1][-1]
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -280,6 +286,8 @@ class Backbone(nn.Module):
 
     def _partial(self, plan: LayerPlan) -> PartialModel:
         """Return the base model as the plan sees it, made once."""
+        from falcon_lab.model.partial import PartialModel  # an ordinary round runs all layers
+
         if plan not in self._parts:
             self._parts[plan] = PartialModel(self.base, plan)
         return self._parts[plan]

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from falcon_lab.interfaces import LayerPlan, MlpGate
 from falcon_lab.model.attention.backend import Backend
 from falcon_lab.model.attention.registration import PREFIX
-from falcon_lab.model.gating import gated
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.packed import JoinedMaps, NormedMap, Packing, linear
 
@@ -115,6 +114,8 @@ class Layer:
         """Return the same, zero for tokens that a gate keeps from the network."""
         if gate is None:
             return self.mlp(packed, hidden)
+        from falcon_lab.model.gating import gated
+
         flat = hidden.flatten(0, -2)
 
         def network(chosen: Tensor | None) -> Tensor:

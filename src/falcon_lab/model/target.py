@@ -32,7 +32,6 @@ from falcon_lab.model.masks import (
     packed_mask,
     send,
 )
-from falcon_lab.model.partial import weights_of
 from falcon_lab.model.passes import (
     EagerPass,
     ForwardPass,
@@ -158,6 +157,8 @@ class Target:
         Raises:
             FalconLabError: there are no such layers, or no part of this model can be run.
         """
+        from falcon_lab.model.partial import weights_of
+
         head = sum(weight.numel() for weight in self._lm_head.linear.parameters())
         part, whole = (weights_of(self.backbone.base, each) for each in (plan, LayerPlan()))
         return (part + head) / (whole + head)
