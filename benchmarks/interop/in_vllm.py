@@ -19,6 +19,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+PROPOSER = "falcon_lab_serving.vllm.FalconLabProposer"
 COUNTERS = {
     "rounds": "num_drafts",
     "drafted": "num_draft_tokens",
@@ -37,12 +38,16 @@ def decoded(case: dict[str, Any], head: str, name: str) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     told = case["heads"][head]
+    model = told["exports"][name]
+    if told["method"] == "custom_class":
+        os.environ["FALCON_LAB_SERVED_DRAFTER"] = model
+        model = PROPOSER
     llm = LLM(
         model=case["target"],
         dtype="float32",
         speculative_config={
             "method": told["method"],
-            "model": told["exports"][name],
+            "model": model,
             "num_speculative_tokens": told["draft_tokens"],
         },
         enforce_eager=True,

@@ -73,9 +73,14 @@ def heads_exchanged(config: Config, weights: Weights) -> None:
 
 
 def gates_exchanged(config: Config, weights: Weights) -> None:
-    """Have one network of a draft model gate what is its gate."""
-    gate, up = (f"model.layers.0.mlp.{each}_proj.weight" for each in ("gate", "up"))
+    """Have a network of a decoder block gate what is its gate."""
+    gate = next(name for name in weights if name.endswith("mlp.gate_proj.weight"))
+    up = gate.replace("gate_proj", "up_proj")
     weights[gate], weights[up] = weights[up], weights[gate]
+
+
+SERVED = "served"
+"""Stands for a format: the saved drafter itself, which falcon-lab-serving drafts with."""
 
 
 class Head(NamedTuple):
@@ -100,6 +105,7 @@ HEADS: dict[str, Head] = {
     "medusa-vocabulary": Head((*MEDUSA, SOME_TOKENS), "medusa", columns_taken_for_tokens),
     "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one),
     "dflash-vocabulary": Head((*DFLASH, SOME_TOKENS), "dflash", columns_taken_for_tokens),
+    "falcon": Head(("drafter.name=falcon",), "custom_class", gates_exchanged, (SERVED,)),
     "sps": Head(
         ("drafter.name=sps", *OF_TOKENS), "draft_model", gates_exchanged, ("vllm", "transformers")
     ),
@@ -140,6 +146,7 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
     from falcon_lab.drafters.saved import load_drafter
     from falcon_lab.export.folder import Export
     from falcon_lab.measure.engines import Setup
+    from falcon_lab.model.gguf import converted
     from falcon_lab.plugins.discovery import load_components
     from falcon_lab.pretraining.target import place_of_target
     from falcon_lab.testing import write
@@ -148,6 +155,8 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
     experiment = experiment_of(folders.values(), settings)
     setup = Setup.load(experiment, components, print)
     target, place = setup.target, place_of_target(experiment.target, components)
+    if place.endswith(".gguf"):  # engines are given the weights that our loader makes of it
+        place = str(converted(Path(place), print, lambda config: None))
     prompts = [prompt.tokens([]).tolist() for prompt in setup.prompts()]
     plain = [write(PlainEngine(target), prompt, new).tokens for prompt in prompts]
     reserve_a_token(target, [*prompts, *plain])
@@ -164,7 +173,11 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
         exports = {}
         for name in HEADS[head].formats:
             out = work / "exports" / f"{head}-{name}"
-            Export.of(folder, name, target, place, components, DEPTH).write(out)
+            if name == SERVED:
+                shutil.rmtree(out, ignore_errors=True)
+                shutil.copytree(folder, out)
+            else:
+                Export.of(folder, name, target, place, components, DEPTH).write(out)
             exports[name] = str(out)
             if name != "transformers":
                 exports[f"{name}-{WRONG}"] = str(mistaken(out, HEADS[head].mistake))
@@ -175,6 +188,7 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
             "rounds": sum(len(each.rounds) for each in found),
             "accepted": sum(r.accepted for each in found for r in each.rounds),
             "exports": exports,
+            "drafter": str(folder),
             "taps": list(drafter.taps),
         }
         print(f"{head}: {case['heads'][head]['rounds']} rounds", flush=True)

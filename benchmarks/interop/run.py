@@ -1,6 +1,6 @@
 """Prove that exported drafters do in other engines what they do here; see README.md.
 
-python benchmarks/interop/run.py WORK [vllm=PYTHON] [speculators=PYTHON] [HEAD | HEAD=DRAFTER]…
+python benchmarks/interop/run.py WORK [ENGINE=PYTHON]… [HEAD | HEAD=DRAFTER]…
 
 Options are those of ``prepare.py``, with an equals sign: ``--prompts=4 --new=48``.
 """
@@ -19,13 +19,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 VERIFIER = ["verifier_lm_head.weight", "verifier_norm.weight"]
-ENGINES = ("speculators", "vllm")
 WRONG = "-wrong"
 
 
 def call(python: str, script: str, *arguments: str) -> None:
-    """Run a script in an environment of its own, without this one's modules."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    """Run a script in an environment of its own; ours has our modules."""
+    environment = dict(os.environ)
+    if python != sys.executable:
+        environment.pop("PYTHONPATH", None)
     environment["HF_HUB_OFFLINE"] = "1"
     subprocess.run([python, str(HERE / script), *arguments], check=True, env=environment)
 
@@ -44,6 +45,25 @@ def in_speculators(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
         "layer ids off by one are seen": wrong["same_drafts"] < wrong["drafts"],
     }
     return found, [name for name, holds in checks.items() if not holds]
+
+
+def in_transformers(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what ``model.generate`` does with each drafter, and what does not hold."""
+    told, out = json.loads(case.read_text("utf-8")), case.with_name("transformers.json")
+    call(python, "in_transformers.py", str(case), str(out))
+    found = json.loads(out.read_text("utf-8"))
+    failed = []
+    for head, ways in found["heads"].items():
+        for way, row in ways.items():
+            texts = row.pop("texts")
+            same = sum(a == b for a, b in zip(texts, told["texts"], strict=True))
+            ours = told["heads"][head]["rounds"]
+            row |= {"texts_equal": same, "texts": len(texts)}
+            if same != len(texts):
+                failed.append(f"{head}: {way}: a text differs")
+            if row.get("rounds", ours) != ours:
+                failed.append(f"{head}: {way}: {row['rounds']} rounds, ours {ours}")
+    return found, failed
 
 
 def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
@@ -97,6 +117,9 @@ def compared(
     return row, problems
 
 
+ENGINES = {"speculators": in_speculators, "transformers": in_transformers, "vllm": in_vllm}
+
+
 def main() -> int:
     """Prepare, ask every engine, and write results; return the exit code."""
     parser = argparse.ArgumentParser()
@@ -114,8 +137,7 @@ def main() -> int:
     target = json.loads(case.read_text("utf-8"))["name"]
     failures: list[str] = []
     for engine, python in engines.items():
-        prove = in_speculators if engine == "speculators" else in_vllm
-        found, failed = prove(python, case)
+        found, failed = ENGINES[engine](python, case)
         failures += failed
         about = {"date": day, "engine": engine, "target": target, "failed": failed}
         text = json.dumps({**about, **found}, indent=2)
