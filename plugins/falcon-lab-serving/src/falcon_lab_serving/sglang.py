@@ -132,9 +132,9 @@ def served_drafter(worker: Any) -> ServedDrafter:
 
     runner, nodes = worker.model_runner, worker.draft_token_num
     config, tokenizer = runner.model_config, worker.target_worker.tokenizer
-    tables = runner.model.get_embed_and_head()
+    embeddings, head = runner.model.get_embed_and_head()
     return load_served(
-        ServedTarget(config.model_path, *tables, config.hf_config, tokenizer),
+        ServedTarget(config.model_path, embeddings, head, config.hf_config, tokenizer),
         tree_node(nodes),
         nodes=nodes,
         places=runner.max_running_requests,
