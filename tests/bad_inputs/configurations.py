@@ -216,6 +216,8 @@ LATE = [
         "data.server",
         "start the server",
     ),
+    ("data.corpus=sharegpt:many", "data.corpus sharegpt:many", "sharegpt:50000"),
+    ("data.corpus=ultrachat@gone", "gone", "name one that is there"),
     ("trainer.num_nodes=0", "trainer.num_nodes", "1"),
     ("drafter.name=falcon drafter.heads=3", "drafter", "heads"),
     ("drafter.name=falcon drafter.taps=[99]", "drafter", "taps"),

@@ -199,7 +199,9 @@ class DataConfig:
 
     corpus: str = any_path("generated")
     """``generated``, ``stdlib``, a registered corpus (``falcon-lab plugins``), a folder or file of
-    text, or a chat JSONL."""
+    text, a chat JSONL, or one of the hub: ``sharegpt``, ``ultrachat``, ``perfectblend``, ``gsm8k``,
+    ``magpie``, ``nemotron``, ``hermes-fc``, as ``ultrachat:50000`` of that many records (20,000
+    unless it is said) and ``ultrachat@PATH`` from a copy."""
     documents: int = step_count(6000)
     """Documents that are generated, or read at the most."""
     regenerate: float = ranged(0.0, least=0, most=1)

@@ -1,4 +1,4 @@
-"""Corpora by name: generated modules, the standard library, files of text, files of chats.
+"""Corpora by name: generated modules, the standard library, the hub's, files of text and chats.
 
 Every corpus has three disjoint splits. Which one a document is in depends on its identity alone,
 never on the order in which files are found.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from falcon_lab.data.documents import Document, read_documents
 from falcon_lab.data.generated.corpus import SPLITS, generate_modules
+from falcon_lab.data.hub import HUB_CORPORA, Wanted, counts_of, fetch, first_chats, wanted
 from falcon_lab.errors import FalconLabError, did_you_mean
 from falcon_lab.files import about
 from falcon_lab.plugins.discovery import load_components
@@ -81,8 +82,8 @@ def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) ->
     """Return the documents of one split, in an order that depends on ``seed`` alone.
 
     Args:
-        name: ``generated``, ``stdlib``, a registered one, a folder or file of text, or a JSONL of
-            chats or texts.
+        name: ``generated``, ``stdlib``, a registered one, one of the hub (``hub.py``), a folder or
+            file of text, or a JSONL of chats or texts.
         split: ``train``, ``validation`` or ``heldout``.
         limit: documents at the most; None is all of them (``generated`` has 2^32).
         seed: chooses the generated documents, or the order of the others.
@@ -103,8 +104,38 @@ def corpus(name: str, *, split: str, limit: int | None = None, seed: int = 0) ->
         chosen = _by_threshold(standard_library(), split)
         files = sorted(chosen, key=lambda item: digest(f"{seed}:{item[0]}"))
         return islice((_file(*item, "stdlib") for item in files), limit)
-    documents = sorted(_by_rank(_read(place_of(name)), split, name), key=_shuffled(seed))
+    found = _read(place_of(name))
+    if _of_hub(name) is None:
+        chosen_documents = _by_rank(found, split, name)
+    else:  # of which more may be fetched later, and none may change sides then
+        chosen_documents = [each for each in found if split_of(each.id) == split]
+    documents = sorted(chosen_documents, key=_shuffled(seed))
     return iter(documents[:limit])
+
+
+def first_documents(name: str, limit: int, seed: int) -> Iterator[Document]:
+    """Return some training documents, to see whether they can be used; nothing is fetched for it.
+
+    Raises:
+        FalconLabError: as ``corpus``, as far as these show it.
+    """
+    hub = _of_hub(name)
+    if hub is None or hub.is_fetched:
+        return corpus(name, split="train", limit=limit, seed=seed)
+    return iter(first_chats(hub, limit))
+
+
+def left_out(name: str) -> str | None:
+    """Return what became of the records of a hub's corpus, in a line; None of all others.
+
+    Raises:
+        FalconLabError: as ``corpus``.
+    """
+    hub = _of_hub(name)
+    if hub is None:
+        return None
+    fetch(hub)
+    return counts_of(hub).sentence
 
 
 def corpus_fingerprint(name: str) -> str:
@@ -118,6 +149,8 @@ def corpus_fingerprint(name: str) -> str:
     elif name == "stdlib":
         sizes = (f"{path}:{file.stat().st_size}" for path, file in standard_library())
         parts = (text.encode() for text in (platform.python_version(), *sizes))
+    elif (hub := _of_hub(name)) is not None:
+        parts = [hub.fingerprint.encode()]  # it is fetched once, and may not be yet
     else:
         parts = (file.read_bytes() for file in _files(place_of(name)))
     whole = hashlib.sha256()
@@ -127,30 +160,43 @@ def corpus_fingerprint(name: str) -> str:
 
 
 def corpus_files(name: str) -> list[Path]:
-    """Return the files that a corpus is read from; none where it is generated or a library.
+    """Return the files that a corpus is read from; none where it is no file of the user's.
 
     Raises:
         FalconLabError: no such path.
     """
-    return [] if name in OWN else _files(place_of(name))
+    return [] if name in OWN or _of_hub(name) is not None else _files(place_of(name))
+
+
+def _of_hub(name: str) -> Wanted | None:
+    """Return what a name asks of the hub, unless it is a plug-in's or a path."""
+    hub = wanted(name)
+    if hub is None or os.path.lexists(name) or load_components().brought("corpus", name):
+        return None
+    return hub
 
 
 def place_of(name: str) -> Path:
     """Return the file or folder of a corpus: what a plug-in brings by that name, or its path.
 
+    One of the hub is fetched first, unless it is in the cache.
+
     Raises:
-        FalconLabError: neither is there.
+        FalconLabError: none of them is there, or the hub cannot be reached.
     """
     components = load_components()
     if (found := components.brought("corpus", name)) is not None:
         return found.path
+    if (hub := _of_hub(name)) is not None:
+        return fetch(hub)
     path = Path(name)
     with about(path, "read"):
         there = path.exists()
     if not there:
-        known = [*OWN, *components.names("corpus")]
+        known = [*OWN, *HUB_CORPORA, *components.names("corpus")]
         raise FalconLabError(
-            f"no corpus {name!r}, and no such file or folder{did_you_mean(name, known)}"
+            f"no corpus {name!r}, and no such file or folder"
+            f"{did_you_mean(name, known, all_of_them=True)}"
         )
     return path
 
@@ -166,12 +212,13 @@ def _shuffled(seed: int) -> Callable[[Document], str]:
 
 def _by_threshold(files: Iterable[tuple[str, Path]], split: str) -> list[tuple[str, Path]]:
     """Choose about 90, 5 and 5 percent of the files, by a hash of the relative path."""
-
-    def split_of(path: str) -> str:
-        share = int(digest(path)[:8], 16) / 2**32
-        return "train" if share < 0.9 else "validation" if share < 0.95 else "heldout"
-
     return [(path, file) for path, file in files if split_of(path) == split]
+
+
+def split_of(identity: str) -> str:
+    """Return the split of a document that does not depend on which others there are."""
+    share = int(digest(identity)[:8], 16) / 2**32
+    return "train" if share < 0.9 else "validation" if share < 0.95 else "heldout"
 
 
 def _by_rank(documents: list[Document], split: str, name: str) -> list[Document]:

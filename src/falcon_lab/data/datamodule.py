@@ -16,7 +16,7 @@ from torch import Tensor
 
 from falcon_lab.bars import Bar
 from falcon_lab.config.schema import DataConfig
-from falcon_lab.data.corpora import corpus
+from falcon_lab.data.corpora import corpus, first_documents, left_out
 from falcon_lab.data.dialogue_card import refuse_other_author
 from falcon_lab.data.documents import Document, load_template
 from falcon_lab.data.encoding import Encoded, encode_all
@@ -64,6 +64,8 @@ def prepare_data(
     data = FalconDataModule.for_target(config, target)
     taps = stored_taps(config, target, drafter, components)
     refuse_other_author(config.corpus, target)
+    if (told := left_out(config.corpus)) is not None:
+        announce(f"{config.corpus}: {told}")
     sequences = data.train_sequences
     tokens = round(len(sequences) * sequences.length * sequences.filled)
     announce(
@@ -246,7 +248,7 @@ class FalconDataModule(LightningDataModule):
         Raises:
             FalconLabError: as ``setup``, as far as these show it.
         """
-        found = corpus(self.config.corpus, split="train", limit=FIRST, seed=self.config.seed)
+        found = first_documents(self.config.corpus, FIRST, self.config.seed)
         template = load_template(self.config.chat_template)
         for _ in encode_all(found, self.tokenizer, template):
             pass

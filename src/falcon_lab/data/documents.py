@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -54,12 +55,14 @@ class Document:
         text: the text, or None for a chat.
         messages: ``{"role": …, "content": …}`` turn by turn, or None for a text.
         source: where it comes from, ``file:line`` or a file, for error messages.
+        tools: that a chat's assistant may call, as JSON schemas.
     """
 
     id: str
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
     source: str = ""
+    tools: list[dict[str, Any]] | None = None
 
 
 # --- files of chats or texts ----------------------------------------------------------------------
@@ -114,7 +117,8 @@ def read_documents(file: Path, name: str) -> Iterator[Document]:
     """Yield the documents of a JSONL file of chats or texts, whose ids begin with ``name``.
 
     ``{"messages": [{"role", "content"}]}`` (OpenAI), ``{"conversations": [{"role", "content"}]}``,
-    ``{"conversations": [{"from", "value"}]}`` (ShareGPT) and ``{"text": …}`` are read.
+    ``{"conversations": [{"from", "value"}]}`` (ShareGPT) and ``{"text": …}`` are read; beside
+    messages, ``{"tools": […]}`` are what the assistant may call.
 
     Raises:
         FalconLabError: a line is none of these; names file, line and fault.
@@ -128,9 +132,10 @@ def read_documents(file: Path, name: str) -> Iterator[Document]:
         seen.add(key)
         try:
             text, messages = _sample(value)
+            tools = None if messages is None else tools_of(value.get("tools"))
         except ValueError as error:
             raise FalconLabError(f"{file}:{number}: {error}; {MEND}") from None
-        yield Document(f"{name}:{key}", text, messages, f"{file}:{number}")
+        yield Document(f"{name}:{key}", text, messages, f"{file}:{number}", tools)
 
 
 LONGEST_ID = 200
@@ -147,7 +152,62 @@ def _sample(value: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]] | N
         raise ValueError(f"no messages, conversations or text among its keys ({keys:.80})")
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"a list of messages is needed, found {kind(turns)}")
-    return None, [_message(turn, number) for number, turn in enumerate(turns, start=1)]
+    return None, messages_of(turns)
+
+
+class UnknownRoleError(ValueError):
+    """A message is by nobody who is known."""
+
+
+class NotTextError(ValueError):
+    """A message is not text, or has parts that are not."""
+
+
+def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
+    """Return messages of either layout as chat templates know them.
+
+    Raises:
+        ValueError: one is none, with its number.
+    """
+    return [_message(turn, number) for number, turn in enumerate(turns, start=1)]
+
+
+def tools_of(value: Any) -> list[dict[str, Any]] | None:
+    """Return the tools of a sample, which may be the text of a JSON list.
+
+    Raises:
+        ValueError: they are no list of objects.
+    """
+    tools = _parsed(value)
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"a list of tools is needed, found {kind(tools)}")
+    return tools
+
+
+def _calls(calls: Any) -> Any:
+    """Return calls of tools with arguments that are objects, as chat templates want them."""
+    if not isinstance(calls, list):
+        return calls
+    return [_call(call) for call in calls]
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "arguments" not in function:
+        return call
+    return call | {"function": function | {"arguments": _parsed(function["arguments"])}}
+
+
+def _parsed(value: Any) -> Any:
+    """Return what the text of a JSON list or object holds; all else as it is."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _message(turn: Any, number: int) -> dict[str, Any]:
@@ -161,8 +221,12 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     role = ROLES.get(turn[speaker]) if isinstance(turn[speaker], str) else None
     if role is None:
         known = ", ".join(sorted(ROLES))
-        raise ValueError(f"message {number} is by {turn[speaker]!r:.80}; known are {known}")
-    rest = {k: v for k, v in turn.items() if k not in ("from", "value", "role", "content")}
+        raise UnknownRoleError(f"message {number} is by {turn[speaker]!r:.80}; known are {known}")
+    own = ("from", "value", "role", "content")
+    # Tables have every column in every row, and templates ask whether there is one.
+    rest = {k: v for k, v in turn.items() if k not in own and v is not None}
+    if "tool_calls" in rest:
+        rest["tool_calls"] = _calls(rest["tool_calls"])
     return {"role": role, "content": _content(turn[content], number), **rest}
 
 
@@ -174,9 +238,9 @@ def _content(content: Any, number: int) -> str:
         parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
         if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
             return "".join(parts)
-        raise ValueError(f"message {number} has parts that are not text")
+        raise NotTextError(f"message {number} has parts that are not text")
     if not isinstance(content, str):
-        raise ValueError(f"the content of message {number} is {kind(content)}, not a text")
+        raise NotTextError(f"the content of message {number} is {kind(content)}, not a text")
     return content
 
 
@@ -283,6 +347,7 @@ class _Chat:
             text = str(
                 self.tokenizer.apply_chat_template(
                     messages,
+                    tools=self.document.tools,
                     chat_template=self.template,
                     tokenize=False,
                     add_generation_prompt=prompt,

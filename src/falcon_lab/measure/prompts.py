@@ -10,7 +10,8 @@ from typing import Any
 from falcon_lab.config.schema import PromptsConfig
 from falcon_lab.data.documents import MEND, kind, read_jsonl
 from falcon_lab.data.heldout import Prompt, heldout_prompts
-from falcon_lab.errors import FalconLabError, first_line
+from falcon_lab.data.hub import hub_rows
+from falcon_lab.errors import FalconLabError
 
 HELDOUT = 32
 """Held-out prompts when no limit is given."""
@@ -159,19 +160,6 @@ HUB: dict[str, tuple[tuple[str, ...], str, Callable[[Mapping[str, Any], int], di
 def _from_hub(name: str) -> Iterator[Prompt]:
     where, split, convert = HUB[name]
     instead = "or give a JSONL file in the MT-bench format as evaluation.prompts.name"
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise FalconLabError(
-            f"evaluation.prompts.name={name} needs the data extra: pip install "
-            f"'falcon-lab[data]', {instead}"
-        ) from None
-    try:
-        rows = load_dataset(*where, split=split)
-    except Exception as error:  # the network, the hub and the cache have many ways to fail
-        raise FalconLabError(
-            f"evaluation.prompts.name={name}: cannot load {where[0]} from the hub "
-            f"({type(error).__name__}: {first_line(error)}); connect once, {instead}"
-        ) from error
+    rows = hub_rows(where, split, f"evaluation.prompts.name={name}", instead)
     for number, row in enumerate(rows):
         yield parse_prompt({"category": name, **convert(row, number)})
