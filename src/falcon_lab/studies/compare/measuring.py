@@ -50,7 +50,8 @@ class Measured:
         lossless: engine -> whether its rule is lossless.
         best: head -> the budget that ``best`` is; empty where it is not measured.
         tried: head -> budget of the grid -> tokens a second on the prompts that it was chosen on.
-        peaks: engine -> bytes at its highest point, for the first seed.
+        peaks: engine -> bytes at its highest point, for the first seed; on the first prompt set
+            alone.
         journal: where the records are.
     """
 
@@ -118,7 +119,8 @@ class Comparison:
         self.setup.announce(f"{where}: {len(engines)} engines in turns")
         facts = {"engines": described(self.drafters, budgets)}
         found, journal = self._measure("compare", engines, facts, config, prompts)
-        peaks = self._peaks(engines, journal, config, prompts[0])
+        first = prompt_set == next(iter(self.prompts))  # an answer more of each: once is enough
+        peaks = self._peaks(engines, journal, config, prompts[0]) if first else {}
         keys = {key: at for key, at in self._keys(best).items() if at in engines}
         return Measured(
             prompt_set,
