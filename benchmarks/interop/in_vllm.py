@@ -33,8 +33,25 @@ def counters(llm: Any) -> dict[str, int]:
     return {key: int(found.get(f"vllm:spec_decode_{part}", 0)) for key, part in COUNTERS.items()}
 
 
-def decoded(case: dict[str, Any], head: str, name: str) -> dict[str, Any]:
-    """Return the texts of one export, and what was counted."""
+def listen() -> list[list[int]]:
+    """Return a list to which all draft tokens are added; one sequence is decoded at a time."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    heard: list[list[int]] = []
+    propose = GPUModelRunner.propose_draft_token_ids
+
+    def heard_too(runner: Any, *given: Any, **named: Any) -> Any:
+        drafts = propose(runner, *given, **named)
+        listed = drafts if isinstance(drafts, list) else drafts.tolist()
+        heard.extend(list(map(int, each)) for each in listed[:1])
+        return drafts
+
+    GPUModelRunner.propose_draft_token_ids = heard_too
+    return heard
+
+
+def decoded(case: dict[str, Any], head: str, name: str, heard: list[list[int]]) -> dict[str, Any]:
+    """Return the texts of one export, what was drafted, and what was counted."""
     from vllm import LLM, SamplingParams
 
     told = case["heads"][head]
@@ -59,9 +76,14 @@ def decoded(case: dict[str, Any], head: str, name: str) -> dict[str, Any]:
     sampling = SamplingParams(temperature=0, max_tokens=case["new"], ignore_eos=True)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
     before = counters(llm)
-    outputs = [llm.generate(prompt, sampling, use_tqdm=False)[0] for prompt in prompts]
+    outputs, drafts = [], []
+    for prompt in prompts:
+        heard.clear()
+        outputs += llm.generate(prompt, sampling, use_tqdm=False)
+        drafts.append(list(heard))
     counted = {key: value - before[key] for key, value in counters(llm).items()}
-    return {"texts": [list(output.outputs[0].token_ids) for output in outputs], **counted}
+    texts = [list(output.outputs[0].token_ids) for output in outputs]
+    return {"texts": texts, "drafts": drafts, **counted}
 
 
 def released() -> None:
@@ -81,9 +103,10 @@ def main(arguments: list[str]) -> None:
         "versions": {name: versions[name] for name in known if name in versions},
         "exports": {},
     }
+    heard = listen()
     for word in arguments[2:]:
         head, name = word.split(":")
-        found["exports"][word] = decoded(case, head, name)
+        found["exports"][word] = decoded(case, head, name, heard)
         Path(arguments[1]).write_text(json.dumps(found), "utf-8")
         released()
 

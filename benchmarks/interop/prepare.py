@@ -168,7 +168,11 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
         drafter = load_drafter(folder, target, components)
         parts = {"tree": {"name": "chain", "depth": DEPTH}}
         parts |= {"acceptance": {"name": "greedy"}, "controller": {"name": "fixed"}}
-        found = [write(assemble(target, drafter, parts, components), p, new) for p in prompts]
+        drafts: list[list[list[int]]] = [[] for _ in prompts]
+        found = [
+            write(assemble(target, drafter, parts, components), p, new, on_round=kept(drafts[i]))
+            for i, p in enumerate(prompts)
+        ]
         assert [each.tokens for each in found] == plain, f"{head} is not lossless"
         exports = {}
         for name in HEADS[head].formats:
@@ -187,6 +191,7 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
             "draft_tokens": DEPTH,
             "rounds": sum(len(each.rounds) for each in found),
             "accepted": sum(r.accepted for each in found for r in each.rounds),
+            "drafts": drafts,
             "exports": exports,
             "drafter": str(folder),
             "taps": list(drafter.taps),
@@ -200,6 +205,16 @@ def prepared(folders: dict[str, Path], work: Path, settings: list[str], new: int
             ]
             case["heads"]["eagle3"]["first"] = rows
     return case
+
+
+def kept(drafts: list[list[int]]) -> Any:
+    """Return what keeps the draft tokens of every round."""
+
+    def keep(added: Any, accepted: int, tree: Any, acceptance: Any) -> None:
+        if tree is not None:
+            drafts.append(tree.tokens[1:].tolist())
+
+    return keep
 
 
 def reserve_a_token(target: Any, texts: list[list[int]]) -> None:

@@ -105,16 +105,32 @@ def compared(
         wrong: whether a mistake was planted, which must be seen.
     """
     ours = told["heads"][head]
-    texts = theirs.pop("texts")
+    texts, drafts = theirs.pop("texts"), theirs.pop("drafts")
     same = sum(a == b for a, b in zip(texts, told["texts"], strict=True))
     row: dict[str, Any] = {"texts_equal": same, "texts": len(texts), **theirs}
     row["ours"] = {key: ours[key] for key in ("rounds", "accepted", "draft_tokens")}
+    row |= drafts_compared(drafts, ours["drafts"])
     if wrong:
         row["mistake"] = ours["mistake"]
     problems = [] if same == len(texts) else ["a text differs"]
-    if (theirs["rounds"] == ours["rounds"]) == wrong:
+    if wrong and row["drafts_equal"] == row["drafts_compared"]:
+        problems.append("nobody sees the mistake")
+    if not wrong and theirs["rounds"] != ours["rounds"]:
         problems.append(f"{theirs['rounds']} rounds, ours {ours['rounds']}")
     return row, problems
+
+
+def drafts_compared(theirs: list[Any], ours: list[Any]) -> dict[str, int]:
+    """Return how many rounds drafted what ours did, as long as both stand at the same place.
+
+    They do until a draft that is accepted on one side alone; ours is shorter where a text ends.
+    """
+    equal = compared = 0
+    for their_rounds, our_rounds in zip(theirs, ours, strict=True):
+        for their, our in zip(their_rounds, our_rounds, strict=False):
+            compared += 1
+            equal += their[: len(our)] == our
+    return {"drafts_equal": equal, "drafts_compared": compared}
 
 
 ENGINES = {"speculators": in_speculators, "transformers": in_transformers, "vllm": in_vllm}

@@ -9,15 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from falcon_lab_serving.sglang import (
-    DRAFTER,
-    NAME,
-    NODES,
-    TREE,
-    check_arguments,
-    register,
-    tree_node,
-)
+from falcon_lab_serving.names import DRAFTER, TREE, tree_node
+from falcon_lab_serving.sglang import NAME, NODES, check_arguments, register
 from serving_cases import HEAD, KNOWN, target
 from sglang_stand_in import CustomSpecAlgo, Scheduler, sglang
 

@@ -11,20 +11,13 @@ run in SGLang, nor on a GPU.
 
 from __future__ import annotations
 
-import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from falcon_lab_serving.names import DRAFTER
-
-if TYPE_CHECKING:
-    from falcon_lab_serving.drafting import ServedDrafter
+from falcon_lab_serving.names import DRAFTER, tree_node
 
 NAME = "FALCON_LAB"
 """Of ``--speculative-algorithm``."""
-
-TREE = "FALCON_LAB_SERVED_TREE"
-"""Variable of the environment: the tree's node as JSON."""
 
 NODES = 8
 """Of a tree, the root among them, unless ``--speculative-num-draft-tokens`` says another number."""
@@ -98,48 +91,6 @@ def fill_arguments(server_args: Any) -> None:
     server_args.speculative_eagle_topk = 1
     server_args.speculative_num_steps = server_args.speculative_num_draft_tokens - 1
     server_args.enable_mixed_chunk = False
-
-
-def tree_node(nodes: int) -> dict[str, Any]:
-    """Return the tree that is drafted.
-
-    Args:
-        nodes: that the server verifies, the root among them.
-
-    Raises:
-        ValueError: the variable of the environment is no JSON object.
-    """
-    text = os.environ.get(TREE)
-    if not text:
-        return {"name": "dynamic", "nodes": nodes - 1}
-    try:
-        node = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{TREE} is no JSON: {error}") from error
-    if not isinstance(node, dict) or not isinstance(node.get("name"), str):
-        raise ValueError(f'{TREE} is {text}, and should be like {{"name": "chain", "depth": 4}}')
-    return node
-
-
-def served_drafter(worker: Any) -> ServedDrafter:
-    """Load the drafter onto the target of a worker.
-
-    Raises:
-        FalconLabError: as ``load_served``.
-    """
-    from falcon_lab_serving.host import ServedTarget
-    from falcon_lab_serving.loading import load_served
-
-    runner, nodes = worker.model_runner, worker.draft_token_num
-    config, tokenizer = runner.model_config, worker.target_worker.tokenizer
-    embeddings, head = runner.model.get_embed_and_head()
-    return load_served(
-        ServedTarget(config.model_path, embeddings, head, config.hf_config, tokenizer),
-        tree_node(nodes),
-        nodes=nodes,
-        places=runner.max_running_requests,
-        positions=config.context_len + nodes,
-    )
 
 
 def worker_class(server_args: Any) -> type[Any]:

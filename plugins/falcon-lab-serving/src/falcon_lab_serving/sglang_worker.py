@@ -10,7 +10,9 @@ from sglang.srt.runtime_context import get_device, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-from falcon_lab_serving.sglang import served_drafter
+from falcon_lab_serving.host import ServedTarget
+from falcon_lab_serving.loading import load_served
+from falcon_lab_serving.names import tree_node
 
 if TYPE_CHECKING:
     from falcon_lab_serving.drafting import ServedDrafter
@@ -97,3 +99,21 @@ class NoCorpus:
 
     def erase_match_state(self, requests: list[str]) -> None:
         """Do nothing: a request that makes room is the one that was not decoded for longest."""
+
+
+def served_drafter(worker: Any) -> ServedDrafter:
+    """Load the drafter onto the target of a worker.
+
+    Raises:
+        FalconLabError: as ``load_served``.
+    """
+    runner, nodes = worker.model_runner, worker.draft_token_num
+    config, tokenizer = runner.model_config, worker.target_worker.tokenizer
+    embeddings, head = runner.model.get_embed_and_head()
+    return load_served(
+        ServedTarget(config.model_path, embeddings, head, config.hf_config, tokenizer),
+        tree_node(nodes),
+        nodes=nodes,
+        places=runner.max_running_requests,
+        positions=config.context_len + nodes,
+    )
