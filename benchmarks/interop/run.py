@@ -57,12 +57,13 @@ def in_transformers(python: str, case: Path) -> tuple[dict[str, Any], list[str]]
         for way, row in ways.items():
             texts = row.pop("texts")
             same = sum(a == b for a, b in zip(texts, told["texts"], strict=True))
-            ours = told["heads"][head]["rounds"]
             row |= {"texts_equal": same, "texts": len(texts)}
             if same != len(texts):
                 failed.append(f"{head}: {way}: a text differs")
-            if row.get("rounds", ours) != ours:
-                failed.append(f"{head}: {way}: {row['rounds']} rounds, ours {ours}")
+            if "rounds" in row:
+                row["ours"] = {"rounds": told["heads"][head]["rounds"]}
+                if row["rounds"] != row["ours"]["rounds"]:
+                    failed.append(f"{head}: {way}: {row['rounds']} rounds, ours {row['ours']}")
     return found, failed
 
 
@@ -133,6 +134,17 @@ def drafts_compared(theirs: list[Any], ours: list[Any]) -> dict[str, int]:
     return {"drafts_equal": equal, "drafts_compared": compared}
 
 
+def record(name: str, told: dict[str, Any], found: dict[str, Any], failed: list[str]) -> None:
+    """Write what was found of a target beside what was found of others on that day."""
+    day = datetime.now(UTC).date().isoformat()
+    path = RESULTS / f"{day}-interop-{name}.json"
+    runs = json.loads(path.read_text("utf-8"))["runs"] if path.exists() else []
+    runs = [each for each in runs if each["target"] != told["name"]]
+    about = {"target": told["name"], "prompts": len(told["prompts"]), "new_tokens": told["new"]}
+    runs.append({**about, "failed": failed, **found})
+    path.write_text(json.dumps({"date": day, "runs": runs}, indent=2) + "\n", "utf-8")
+
+
 ENGINES = {"speculators": in_speculators, "transformers": in_transformers, "vllm": in_vllm}
 
 
@@ -149,15 +161,12 @@ def main() -> int:
     heads = [word for word in given.words if word.partition("=")[0] not in ENGINES]
     prepare = [sys.executable, str(HERE / "prepare.py"), str(work), *heads, *options]
     subprocess.run(prepare, check=True)
-    case, day = work / "case.json", datetime.now(UTC).date().isoformat()
-    target = json.loads(case.read_text("utf-8"))["name"]
+    case = work / "case.json"
     failures: list[str] = []
     for engine, python in engines.items():
         found, failed = ENGINES[engine](python, case)
         failures += failed
-        about = {"date": day, "engine": engine, "target": target, "failed": failed}
-        text = json.dumps({**about, **found}, indent=2)
-        (RESULTS / f"{day}-interop-{engine}{given.name}.json").write_text(text + "\n", "utf-8")
+        record(f"{engine}{given.name}", json.loads(case.read_text("utf-8")), found, failed)
     for failure in failures:
         print(f"does not hold: {failure}")
     return 1 if failures else 0
