@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from falcon_lab.config.load import load_experiment
 from falcon_lab.config.schema import PretrainingConfig
 from falcon_lab.history import read_history
 from falcon_lab.pretraining.quality import Quality
 from falcon_lab.pretraining.target import ensure_pretrained
+from falcon_lab.run import training_facts
+from falcon_lab.training import LAST
 from running import SMOKE, command, environment, products, run_apart, smoke
+from sharing import SMALL, killed, trained
+from tiny_models import save_tiny
 
 TWO = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]
 
@@ -107,6 +116,63 @@ def processes_about(folder: Path) -> list[str]:
         if str(folder) in line and int(process.name) != os.getpid():
             found.append(line)
     return found
+
+
+def test_processes_that_share_a_target_train_what_one_process_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_tiny(tmp_path / "target")
+    workers = [share_of(rank, tmp_path) for rank in (0, 1)]
+    trained(Path("four"), "data.batch_size=4")
+    trained(Path("two"), "data.batch_size=2")
+    outputs = [worker.communicate(timeout=500)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert ["shared by 2 × 1 processes" in said for said in outputs] == [True, False]
+    for shared, alone in (("sharded", "four"), ("divided", "two")):
+        torch.testing.assert_close(curve(shared), curve(alone), rtol=1e-4, atol=1e-5)
+        same_drafter(shared, alone, atol=1e-4)
+    same_drafter("resumed", "sharded", atol=0)
+    # In one process the checkpoint goes on too, with two batches of that size to a step.
+    shutil.copytree("sharded", "alone")
+    killed(Path("alone"))
+    settings = ["data.batch_size=2", "trainer.accumulate_grad_batches=2"]
+    facts = training_facts(load_experiment(None, ["out=alone", *SMALL, *settings]))
+    Path("alone", "training.json").write_text(json.dumps(facts))
+    trained(Path("alone"), *settings)
+    same_drafter("alone", "four", atol=1e-4)
+    state = torch.load(Path("sharded", "checkpoints", LAST), weights_only=True)["state_dict"]
+    saved = load_file(Path("sharded", "drafter", "model.safetensors"))
+    assert {name.removeprefix("drafter.") for name in state} == set(saved)
+
+
+def share_of(rank: int, folder: Path) -> subprocess.Popen[str]:
+    """One of two processes of ``sharing.py`` in a folder."""
+    port = 20000 + os.getpid() % 20000
+    here = Path(__file__).parent
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0"}
+    env |= {"WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "PYTHONPATH": str(here)}
+    return subprocess.Popen(
+        [sys.executable, str(here / "sharing.py")],
+        cwd=folder,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def curve(folder: str) -> torch.Tensor:
+    """Losses and norms of gradients, step by step, and the validation's loss."""
+    history = read_history(Path(folder) / "history.jsonl")
+    names = ("train/loss", "train/grad_norm", "val/loss")
+    return torch.tensor([record[name] for record in history for name in names if name in record])
+
+
+def same_drafter(one: str, other: str, *, atol: float) -> None:
+    """See that two runs saved the same weights, none missing."""
+    files = [Path(run) / "drafter" / "model.safetensors" for run in (one, other)]
+    torch.testing.assert_close(*map(load_file, files), rtol=0, atol=atol)
 
 
 def test_another_process_of_a_machine_waits_for_the_target_and_trains_none(

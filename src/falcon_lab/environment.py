@@ -90,12 +90,22 @@ def server_key(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
     """Return the processes of a distributed training; 1 where there is none."""
-    return int(environment.get("WORLD_SIZE", "1"))
+    tasks = environment.get("SLURM_NTASKS", "1") if _of_slurm(environment) else "1"
+    return int(environment.get("WORLD_SIZE", tasks))
 
 
 def is_worker(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether another process of a distributed training leads and speaks."""
-    return any(environment.get(name, "0") != "0" for name in ("LOCAL_RANK", "RANK"))
+    ranks = ["LOCAL_RANK", "RANK", *(["SLURM_PROCID"] if _of_slurm(environment) else [])]
+    return any(environment.get(name, "0") != "0" for name in ranks)
+
+
+def _of_slurm(environment: Mapping[str, str]) -> bool:
+    """Return whether SLURM started several processes of one training, as Lightning sees it."""
+    interactive = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    tasks = environment.get("SLURM_NTASKS", "1")
+    several = tasks.isdigit() and int(tasks) > 1
+    return several and "SLURM_PROCID" in environment and not interactive
 
 
 def wandb_mode(configured: str | None, environment: Mapping[str, str] = os.environ) -> str:

@@ -182,6 +182,7 @@ def distil(current: Run, *, wanted: bool) -> None:
             folder=current.folder,
             save_to=current.drafter_folder,
             loggers=current.tracking.loggers,
+            announce=current.announce,
         )
 
 

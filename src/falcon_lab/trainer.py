@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 
-from falcon_lab.config.trainer import MANY
+from falcon_lab.config.trainer import MANY, model_parallel
 from falcon_lab.errors import ConfigError, one_line
 
 DEFAULTS = {"num_sanity_val_steps": 0, "enable_model_summary": False, "log_every_n_steps": 10}
@@ -62,7 +62,7 @@ def make_trainer(
     """
     given = {**DEFAULTS, **arguments}
     make = partial(
-        Trainer,
+        _trainer,
         default_root_dir=folder,
         logger=False if logger is None else logger,
         callbacks=list(callbacks),
@@ -71,6 +71,15 @@ def make_trainer(
         return make(**given)
     except Exception as error:  # whatever Lightning, and what it imports for an argument, raise
         raise _refused(error, arguments, lambda rest: make(**{**DEFAULTS, **rest})) from error
+
+
+def _trainer(**arguments: Any) -> Trainer:
+    """Make a Trainer; the strategy of a target that processes share is ours."""
+    if (sizes := model_parallel(arguments)) is not None:
+        from falcon_lab.model_parallel import SharedTarget
+
+        arguments["strategy"] = SharedTarget(**sizes)
+    return Trainer(**arguments)
 
 
 def check_arguments(

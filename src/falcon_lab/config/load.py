@@ -14,7 +14,7 @@ from typing import Any
 
 from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
 from falcon_lab.config.schema import Experiment, MethodConfig
-from falcon_lab.config.trainer import check_trainer
+from falcon_lab.config.trainer import MODEL_PARALLEL, check_trainer, model_parallel
 from falcon_lab.errors import ConfigError
 from falcon_lab.fields import read_yaml, refuse_resolvers, resolve, shape, to_yaml
 from falcon_lab.plugins.discovery import load_components
@@ -123,7 +123,49 @@ def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
     _check_engines(experiment)
     _complete_tuning(experiment)
     experiment.trainer = check_trainer(experiment.trainer)
+    if "distil" in experiment.stages and model_parallel(experiment.trainer) is not None:
+        _check_shared_target(experiment)
     return experiment
+
+
+def _check_shared_target(experiment: Experiment) -> None:
+    """Refuse what needs a whole target in one process, where a training shares it.
+
+    Raises:
+        ConfigError: for the first of these.
+    """
+    data, config = experiment.data, experiment.distillation
+    whole = "a target that processes share"
+    refusals = (
+        (
+            "stages",
+            "evaluate" in experiment.stages,
+            "has evaluate, which one process does with a whole target; train with "
+            "stages=[target,data,distil], then falcon-lab evaluate the run's folder",
+        ),
+        ("distillation.decode_every", config.decode_every, f"decodes with {whole}; set it to 0"),
+        ("distillation.compile", config.compile, f"is not combined with {whole}; set it to false"),
+        (
+            "distillation.least_squares",
+            config.least_squares,
+            f"needs the target before it is shared; set it to 0, or start without {MODEL_PARALLEL}",
+        ),
+        (
+            "data.feature_store",
+            data.feature_store,
+            "has the target's features, so that nothing is to be shared; set it to null, or leave "
+            f"trainer.strategy={MODEL_PARALLEL} out",
+        ),
+        (
+            "data.regenerate",
+            data.regenerate and data.server is None,
+            f"has {whole} write; name a server (data.server.url), or write chats before with "
+            "falcon-lab dialogues",
+        ),
+    )
+    for key, found, problem in refusals:
+        if found:
+            raise ConfigError(key, f"{problem} (trainer.strategy={MODEL_PARALLEL})")
 
 
 def _add_defaults(tree: dict[str, Any], components: Components) -> None:

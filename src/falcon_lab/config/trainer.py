@@ -48,6 +48,11 @@ RANGES = {
 }
 """What Lightning takes as it is and trains nothing with, or something else than was meant."""
 
+MODEL_PARALLEL = "model_parallel"
+"""Strategy by which the processes of a training share the target."""
+SIZES = ("data_parallel_size", "tensor_parallel_size")
+"""Of the grid of these processes, beside the strategy's name."""
+
 ADVICE = {
     "max_steps": "the learning rate follows it, so it is never without limit; max_epochs and "
     "max_time may end a training before",
@@ -76,11 +81,47 @@ def check_trainer(section: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"trainer.{name}", f"is no argument of Lightning's Trainer{suggestion}"
             )
-    checked = {name: _fit(value, annotations[name], name) for name, value in section.items()}
+    if isinstance(section.get("strategy"), Mapping):
+        model_parallel(section)
+    checked = {
+        name: value
+        if isinstance(value, Mapping) and name == "strategy"
+        else _fit(value, annotations[name], name)
+        for name, value in section.items()
+    }
     for name, value in checked.items():
         if problem := _refusal(name, value):
             raise ConfigError(f"trainer.{name}", problem)
     return checked
+
+
+def model_parallel(section: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the sizes of the grid of processes that share the target; None: they do not.
+
+    Raises:
+        ConfigError: a strategy with options is another, or a size is none.
+    """
+    strategy = section.get("strategy")
+    if strategy == MODEL_PARALLEL:
+        return {}
+    if not isinstance(strategy, Mapping):
+        return None
+    if (name := strategy.get("name")) != MODEL_PARALLEL:
+        raise ConfigError(
+            "trainer.strategy.name", f"is {name!r}; only {MODEL_PARALLEL} has options here"
+        )
+    sizes = {key: value for key, value in strategy.items() if key != "name"}
+    for key, value in sizes.items():
+        if key not in SIZES:
+            raise ConfigError(
+                f"trainer.strategy.{key}",
+                f"is no option of {MODEL_PARALLEL}{did_you_mean(str(key), list(SIZES))}",
+            )
+        if type(value) is not int or not 1 <= value <= MANY:
+            raise ConfigError(
+                f"trainer.strategy.{key}", f"is {value!r}; give a number of processes"
+            )
+    return sizes
 
 
 def training_steps(section: Mapping[str, Any]) -> int:

@@ -379,7 +379,8 @@ class FalconDataModule(LightningDataModule):
     def _share(self) -> Share:
         if self.trainer is None:
             return Share()
-        return Share(self.trainer.global_rank, self.trainer.world_size)
+        among = self.trainer.distributed_sampler_kwargs  # those with batches of their own
+        return Share() if among is None else Share(among["rank"], among["num_replicas"])
 
     def _length(self, share: Share) -> int:
         """Return the batches of one process in what Lightning calls an epoch."""

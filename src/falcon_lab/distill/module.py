@@ -26,6 +26,7 @@ from falcon_lab.training import make_optimizer
 
 if TYPE_CHECKING:
     from falcon_lab.model.target import Target
+    from falcon_lab.model_parallel import Memory
 
 
 class Distillation(LightningModule):
@@ -33,6 +34,7 @@ class Distillation(LightningModule):
 
     Attributes:
         clock: seconds of the parts of the step that was begun last.
+        shared: what every process has of a target that they share, or None.
         chunk: rows of logits at a time; None: as ``config.logits_mib`` says.
 
     Args:
@@ -76,6 +78,7 @@ class Distillation(LightningModule):
         self.chunk: int | None = None
         self._logged = False  # whether Lightning hands this step's values on
         self._reached = False  # whether a step has taught anything yet
+        self.shared: Memory | None = None
 
     # --- training ---------------------------------------------------------------------------
 
@@ -98,7 +101,8 @@ class Distillation(LightningModule):
         return loss
 
     def _log_step(self, reduced: dict[str, tuple[float, float]], ratio: float) -> None:
-        tokens, _ = reduced.pop("tokens")
+        copies = 1 if self.shared is None else self.shared.tensor  # processes with the same batch
+        tokens = reduced.pop("tokens")[0] / copies
         values = metrics.means(reduced)
         loss = values.pop("train/loss", 0.0)
         self._refuse_bad("loss", loss)
@@ -107,7 +111,7 @@ class Distillation(LightningModule):
         self._step_watch = self._step_watch or Stopwatch()
         if not self._logged:
             return
-        values["train/revealed"] = reduced["train/revealed"][0]  # all processes together
+        values["train/revealed"] = reduced["train/revealed"][0] / copies  # of all processes
         values["train/glance_ratio"] = ratio
         values["train/lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         if seconds is not None:
@@ -132,6 +136,10 @@ class Distillation(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the gradient's norm; refuse one that is not finite."""
+        if self.shared is not None:
+            from falcon_lab.model_parallel import average_gradients
+
+            average_gradients(p for p in self.drafter.parameters() if p.requires_grad)
         gradients = [p.grad for p in self.drafter.parameters() if p.grad is not None]
         if gradients and not self._reached:
             self._reached = True
@@ -177,12 +185,26 @@ class Distillation(LightningModule):
             self.schedule,
             self.config,
             batch,
-            (self.seed, int(batch.index), self.global_rank),
+            (self.seed, int(batch.index), self._data_rank),
             self.clock,
             self.chunk,
         )
 
+    @property
+    def _data_rank(self) -> int:
+        """Return this process's number among those with batches of their own."""
+        if self.shared is None or self.device_mesh is None:
+            return self.global_rank
+        return self.device_mesh["data_parallel"].get_local_rank()
+
     # --- Lightning --------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Divide the target among the processes, where Lightning has arranged them for it."""
+        if self.device_mesh is not None and self.shared is None:
+            from falcon_lab.model_parallel import share_target
+
+            self.shared = share_target(self.target, self.device_mesh)
 
     def setup(self, stage: str) -> None:
         """Put the drafter into training mode, whatever mode it was handed over in."""

@@ -44,6 +44,7 @@ def train_drafter(
     folder: Path,
     save_to: Path,
     loggers: Any = None,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Train the experiment's drafter and save it.
 
@@ -55,6 +56,7 @@ def train_drafter(
         folder: the run's folder, where checkpoints go.
         save_to: the folder of the finished drafter, written by the first process alone.
         loggers: Lightning loggers, or None.
+        announce: is called with one line for the user.
 
     Raises:
         FalconLabError: the drafter has no weights to train, or the training diverged.
@@ -79,7 +81,7 @@ def train_drafter(
         folder,
         loggers,
         experiment.distillation.checkpoint_every,
-        callbacks,
+        [*callbacks, SayMemory(announce)],
         begin,
     )
     if trainer.is_global_zero:
@@ -222,6 +224,22 @@ def decoding_check(
         stop=StopCondition(target.eos_ids, [], target.tokenizer),
         seed=experiment.seed,
     )
+
+
+class SayMemory(Callback):
+    """Says before the first step what a process has of a target that several share.
+
+    Args:
+        announce: is called with one line for the user.
+    """
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self._announce = announce
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say it once, in the first process."""
+        if isinstance(pl_module, Distillation) and pl_module.shared and trainer.is_global_zero:
+            self._announce(pl_module.shared.sentence(pl_module.drafter))
 
 
 class DecodingCheck(Callback):
