@@ -280,12 +280,12 @@ def comparison() -> str:
 @pytest.mark.parametrize(
     ("arguments", "between", "disks", "most"),
     [
-        (["run", "small.yaml"], 0.02, 200, 25),
-        (["evaluate", "out", "tree.depth=3"], 0.02, 40, 12),
-        (["compare", "both.yaml"], 0.1, 200, 12),
+        (["run", "small.yaml"], 0.02, 200, 16),
+        (["evaluate", "out", "tree.depth=3"], 0.02, 40, 8),
+        (["compare", "both.yaml"], 0.1, 200, 8),
         (["tune", "out/drafter", *TUNE, *SHORT], 0.05, 12, 3),
         (["bench", "--drafter", "out/drafter", *BENCH, *SHORT], 0.02, 4, 4),
-        (["dialogues", *DIALOGUES], 0.01, 20, 12),
+        (["dialogues", *DIALOGUES], 0.01, 20, 8),
         (["search", "small.yaml", *SEARCH], 0.02, 8, 2),
         (["new-plugin", "mine"], 0.002, 20, 12),
         (["export", "drafter", "exported", "--to", "plain"], 0.005, 15, 8),
