@@ -117,6 +117,9 @@ NODES_AXIS = ("nodes_per_round", "draft tokens verified per round", 1.0)
 ROUND_AXIS = ("round_seconds", "milliseconds of a round", 1000.0)
 """Figure of a row, what an axis calls it, and its unit."""
 
+ABREAST = 2
+"""Panels of a picture side by side."""
+
 DEFINED = (
     "speedup",
     "tau",
@@ -259,16 +262,26 @@ def warnings(results: Results) -> list[str]:
     found = target_warnings(results)
     lossy = dict.fromkeys(row["head"] for row in results["rows"] if not row["lossless"])
     found += map(lossy_warning, lossy)
-    for row in results["rows"]:
-        share, margin = row["identical_share"], row["largest_margin"]
-        if row["lossless"] and share is not None and share < 1:
-            ties = parts_at_ties_alone(_answers(row))
-            how = "parts at ties, which rounding decides, from" if ties else "differs from"
-            found.append(
-                f"{row['head']} {row['budget']} {how} plain decoding on "
-                f"{100 * (1 - share):.0f} % of its answers (widest logit margin there "
-                f"{NOTHING if margin is None else f'{margin:.4f}'})."
-            )
+    parting = [
+        row
+        for row in results["rows"]
+        if row["lossless"] and row["identical_share"] not in (None, 1)
+    ]
+    at_ties = [row for row in parting if parts_at_ties_alone(_answers(row))]
+    for row in (row for row in parting if row not in at_ties):
+        margin = row["largest_margin"]
+        found.append(
+            f"{row['head']} {row['budget']} differs from plain decoding on "
+            f"{100 * (1 - row['identical_share']):.0f} % of its answers (widest logit margin there "
+            f"{NOTHING if margin is None else f'{margin:.4f}'})."
+        )
+    if at_ties:
+        widest = max(row["largest_margin"] for row in at_ties)
+        heads = dict.fromkeys(row["head"] for row in at_ties)
+        found.append(
+            "Some answers part from plain decoding at ties, which rounding decides (widest logit "
+            f"margin there {widest:.4f}): of {', '.join(heads)}."
+        )
     found += [f"{name} is left out: {why}." for name, why in results["left_out"].items()]
     return found
 
@@ -310,13 +323,13 @@ def speed_against(axis: tuple[str, str, float], rows: Sequence[Row]) -> str:
             (f"{prompts}, " if len(sets) > 1 else "")
             + ("greedy" if temperature == 0 else f"temperature {temperature:g}"),
             label,
-            "speed-up over plain decoding" if prompts == sets[0] else "",
+            "" if place % ABREAST else "speed-up over plain decoding",
             level=1,
             log="x" if axis is NODES_AXIS else "",
         )
-        for temperature, prompts in product(temperatures, sets)
+        for place, (temperature, prompts) in enumerate(product(temperatures, sets))
     ]
-    columns = len(sets) if len(sets) > 1 else len(panels)
+    columns = min(len(panels), ABREAST)
     return line_plot(
         panels,
         key,
