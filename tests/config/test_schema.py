@@ -76,7 +76,9 @@ LIMITS = {
 
 
 def tree_with(key: str, value: Any) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+    """The tree with one key, and what its section cannot be without."""
+    server = {"data": {"server": {"url": "http://localhost:8000/v1"}}}
+    tree: dict[str, Any] = server if key.startswith("data.server.") else {}
     node = tree
     *path, last = key.split(".")
     for name in path:

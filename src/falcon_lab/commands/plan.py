@@ -90,10 +90,14 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     "--tokens", type=COUNT, help="Of the data, as in 1B.  [default: of the recipe's steps]"
 )
 @click.option(
-    "--epochs", type=click.FloatRange(0, 1e6, min_open=True), default=1, show_default=True
+    "--epochs",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=1,
+    show_default=True,
+    help="Passes over them.",
 )
 @click.option("--hardware", help="a100, h100, h200, or here: measured now.  [default: h100]")
-@click.option("--devices", type=WHOLE, default=1, show_default=True)
+@click.option("--devices", type=WHOLE, default=1, show_default=True, help="Of that hardware.")
 @click.option("--flops", type=COUNT, help="Of a device, in place of the sheet's: 990e12.")
 @click.option("--bandwidth", type=SIZE, help="Of its memory, a second: 3.35TB.")
 @click.option("--memory", type=SIZE, help="Of a device: 80GB.")
