@@ -24,6 +24,7 @@ from falcon_lab.config.load import load_experiment
 from falcon_lab.config.overrides import is_yaml
 from falcon_lab.config.saved import run_experiment
 from falcon_lab.config.schema import Experiment
+from falcon_lab.config.trainer import training_tokens
 from falcon_lab.errors import FalconLabError
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.report.tables import Column, Table, percent
@@ -122,7 +123,7 @@ def plan(words: Sequence[str], measured: Path | None, as_json: bool, **options: 
     cost = counting.target_cost(target, experiment.data.length, _whole(options["active"]))
     drafter = counting.outlined_drafter(experiment.drafter, target, components)
     trained = counting.drafter_cost(drafter, experiment, target, components)
-    tokens = _whole(options["tokens"]) or counting.trained_tokens(experiment)
+    tokens = _whole(options["tokens"]) or training_tokens(experiment)
     work = counting.work_of(experiment, target, drafter, tokens, options["epochs"])
     assumed = _assumed(options)
     hardware = _hardware(options, cost.moved, cost.precision, measured is not None)

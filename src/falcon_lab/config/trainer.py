@@ -12,10 +12,13 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import Range
+
+if TYPE_CHECKING:
+    from falcon_lab.config.schema import Experiment
 
 RESERVED = {
     "logger": "Weights & Biases is set up by the wandb section",
@@ -127,6 +130,13 @@ def model_parallel(section: Mapping[str, Any]) -> dict[str, int] | None:
 def training_steps(section: Mapping[str, Any]) -> int:
     """Return the optimiser steps that a training takes at the most."""
     return int(section.get("max_steps", STEPS))
+
+
+def training_tokens(experiment: Experiment) -> int:
+    """Return the tokens of the target's passes in all steps of a training on one device."""
+    batches = int(experiment.trainer.get("accumulate_grad_batches", 1) or 1)
+    data = experiment.data
+    return training_steps(experiment.trainer) * batches * data.batch_size * data.length
 
 
 def epoch_batches(section: Mapping[str, Any]) -> int | None:

@@ -122,7 +122,7 @@ class Wanted:
     @property
     def is_fetched(self) -> bool:
         """Return whether it is in the cache."""
-        return (self.folder / COUNTS).is_file()
+        return _is_whole(self.folder)
 
 
 def _stamps(path: Path) -> list[tuple[str, int, int]]:

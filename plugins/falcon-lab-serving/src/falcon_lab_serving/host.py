@@ -12,6 +12,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import LayerPlan
 from falcon_lab.model.families import max_positions
 from falcon_lab.model.lm_head import HeadCopy, LMHead, NarrowHead
+from falcon_lab.model.target import end_tokens
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 """Families that read their embeddings as they are, and whose LM head is a product alone."""
@@ -48,7 +49,7 @@ class ServedTarget:
         self.vocab_size = int(self.config.vocab_size)
         self.hidden_size = int(self.config.hidden_size)
         self.max_positions = max_positions(self.config)
-        self.eos_ids = _ends(self.config, tokenizer)
+        self.eos_ids = end_tokens(self, tokenizer)
         self._embeddings = embeddings.detach()[: self.vocab_size]
         linear = nn.Linear(self.hidden_size, self.vocab_size, bias=False, device="meta")
         linear.weight = nn.Parameter(head.detach()[: self.vocab_size], requires_grad=False)
@@ -110,10 +111,3 @@ def _no_layers() -> FalconLabError:
         "the drafter runs layers of the target, which a server does not lend; serve one that reads "
         "features or tokens alone"
     )
-
-
-def _ends(config: Any, tokenizer: Any) -> frozenset[int]:
-    named = config.eos_token_id
-    listed = [named] if isinstance(named, int) else list(named or ())
-    own = getattr(tokenizer, "eos_token_id", None)
-    return frozenset(listed if own is None else [*listed, own])

@@ -12,7 +12,7 @@ from torch import nn
 
 from falcon_lab.config.saved import HISTORY
 from falcon_lab.config.schema import Experiment, MethodConfig, Node
-from falcon_lab.config.trainer import training_steps
+from falcon_lab.config.trainer import training_steps, training_tokens
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.drafters.saved import WEIGHTS, read_config
 from falcon_lab.errors import FalconLabError
@@ -72,16 +72,10 @@ def training_facts(head: Head, seed: int) -> dict[str, Any]:
         "seed": seed,
         "folder": str(folder),
         "steps": steps,
-        "tokens": steps * tokens_a_step(run),
+        "tokens": training_tokens(run),
         "seconds": steps * sum(logged) / len(logged) if logged else None,
         "validation": reached,
     }
-
-
-def tokens_a_step(run: Experiment) -> int:
-    """Count the tokens of the target's passes for one optimiser step."""
-    batches = int(run.trainer.get("accumulate_grad_batches", 1) or 1)
-    return run.data.batch_size * run.data.length * batches
 
 
 Budgets = Mapping[str, Sequence[NodeBudget]]

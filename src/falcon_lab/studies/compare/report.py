@@ -183,10 +183,14 @@ def prompt_sets(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["prompt_set"] for row in rows))
 
 
+def of_several_sets(rows: Sequence[Row]) -> bool:
+    """Return whether prompt sets must be named to tell rows apart."""
+    return len(prompt_sets(rows)) > 1
+
+
 def place_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns that say what a row is of; prompt sets are named if there are several."""
-    several = len(prompt_sets(rows)) > 1
-    return [HEAD, *([PROMPTS] if several else []), BUDGET, TEMPERATURE]
+    return [HEAD, *([PROMPTS] if of_several_sets(rows) else []), BUDGET, TEMPERATURE]
 
 
 def at(row: Row) -> tuple[float, str, str]:
@@ -225,7 +229,7 @@ def ahead(results: Results) -> list[str]:
         ]
         if over:
             temperature, prompts, budget = place
-            of = f"{prompts} " if len(prompt_sets(rows)) > 1 else ""
+            of = f"{prompts} " if of_several_sets(rows) else ""
             lines.append(f"T={temperature:g} {of}{budget}: {top['head']} over {', '.join(over)}")
     return lines
 
@@ -320,7 +324,7 @@ def speed_against(axis: tuple[str, str, float], rows: Sequence[Row]) -> str:
                     *form,
                 )
             ],
-            (f"{prompts}, " if len(sets) > 1 else "")
+            (f"{prompts}, " if of_several_sets(rows) else "")
             + ("greedy" if temperature == 0 else f"temperature {temperature:g}"),
             label,
             "" if place % ABREAST else "speed-up over plain decoding",
@@ -420,7 +424,7 @@ def render(results: Results) -> str:
 def headline(results: Results) -> str:
     """Return what the figures support: greedy, and at the best budgets if there are any."""
     rows = ordered(results["rows"])
-    several = len(prompt_sets(rows)) > 1
+    several = of_several_sets(rows)
     rows = [row for row in rows if at(row)[:2] == at(rows[0])[:2]]
     rows = [row for row in rows if row["budget"] == BEST] or rows
     top = max(rows, key=lambda row: row["speedup"]["ratio"])

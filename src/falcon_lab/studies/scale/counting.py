@@ -23,7 +23,6 @@ from falcon_lab.config.schema import (
     TargetConfig,
     dtype_name,
 )
-from falcon_lab.config.trainer import training_steps
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.feature_index import StoreIndex, kept_as
 from falcon_lab.data.packing import Batch
@@ -273,13 +272,6 @@ def store_index(config: DataConfig, target: Target, tokens: int, taps: set[int])
         taps=tuple(sorted(taps)),
         kept=kept_as(config.feature_store_dtype, target.dtype),
     )
-
-
-def trained_tokens(experiment: Experiment) -> int:
-    """Return the tokens of all training steps on one device."""
-    steps = training_steps(experiment.trainer)
-    micro = int(experiment.trainer.get("accumulate_grad_batches", 1))
-    return steps * micro * experiment.data.batch_size * experiment.data.length
 
 
 def work_of(
