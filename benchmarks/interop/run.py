@@ -67,6 +67,15 @@ def in_transformers(python: str, case: Path) -> tuple[dict[str, Any], list[str]]
     return found, failed
 
 
+def in_states(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what vLLM's hidden states are of the case's target, and what does not hold."""
+    told, out = json.loads(case.read_text("utf-8")), case.with_name("states.json")
+    work = str(case.with_name("states"))
+    call(sys.executable, "states.py", told["name"], work, str(out), python)
+    found = json.loads(out.read_text("utf-8"))
+    return found, found.pop("failed")
+
+
 def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     """Return what vLLM found for each head and export, and what does not hold."""
     told = json.loads(case.read_text("utf-8"))
@@ -134,18 +143,22 @@ def drafts_compared(theirs: list[Any], ours: list[Any]) -> dict[str, int]:
     return {"drafts_equal": equal, "drafts_compared": compared}
 
 
-def record(name: str, told: dict[str, Any], found: dict[str, Any], failed: list[str]) -> None:
+def record(name: str, about: dict[str, Any], found: dict[str, Any], failed: list[str]) -> None:
     """Write what was found of a target beside what was found of others on that day."""
     day = datetime.now(UTC).date().isoformat()
     path = RESULTS / f"{day}-interop-{name}.json"
     runs = json.loads(path.read_text("utf-8"))["runs"] if path.exists() else []
-    runs = [each for each in runs if each["target"] != told["name"]]
-    about = {"target": told["name"], "prompts": len(told["prompts"]), "new_tokens": told["new"]}
+    runs = [each for each in runs if each["target"] != about["target"]]
     runs.append({**about, "failed": failed, **found})
     path.write_text(json.dumps({"date": day, "runs": runs}, indent=2) + "\n", "utf-8")
 
 
-ENGINES = {"speculators": in_speculators, "transformers": in_transformers, "vllm": in_vllm}
+ENGINES = {
+    "speculators": in_speculators,
+    "states": in_states,
+    "transformers": in_transformers,
+    "vllm": in_vllm,
+}
 
 
 def main() -> int:
@@ -162,11 +175,15 @@ def main() -> int:
     prepare = [sys.executable, str(HERE / "prepare.py"), str(work), *heads, *options]
     subprocess.run(prepare, check=True)
     case = work / "case.json"
+    told = json.loads(case.read_text("utf-8"))
     failures: list[str] = []
     for engine, python in engines.items():
         found, failed = ENGINES[engine](python, case)
         failures += failed
-        record(f"{engine}{given.name}", json.loads(case.read_text("utf-8")), found, failed)
+        about = {"target": told["name"]}
+        if engine != "states":  # which reads the texts of a training
+            about |= {"prompts": len(told["prompts"]), "new_tokens": told["new"]}
+        record(f"{engine}{given.name}", about, found, failed)
     for failure in failures:
         print(f"does not hold: {failure}")
     return 1 if failures else 0

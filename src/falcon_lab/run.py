@@ -69,6 +69,7 @@ HARMLESS = (
     "target.device",
     "data.feature_store_taps",
     "data.server",
+    "data.extracted_states",
     "target.tune.checkpoint_every",
 )
 """Keys in them that it does not depend on, but for rounding."""

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from distilling import distillation
 from fakes.drafters import TrainedAlone
+from fakes.states import StatesServer
 from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.data.encoding import train_tokenizer
 from falcon_lab.data.generated.corpus import generate_modules
+from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, Prediction
 from tiny_models import tiny_target
 
@@ -81,3 +83,25 @@ def test_a_training_from_a_store_is_one_on_line(
     for found, expected in zip(*pairs, strict=True):
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours - theirs).norm() <= near * theirs.norm()
+
+
+def test_a_training_from_states_of_a_server_is_one_on_line(tmp_path: Path) -> None:
+    target = tiny_target("llama", vocab=300)
+    config = DataConfig(
+        documents=8,
+        length=32,
+        batch_size=2,
+        validation=0,
+        feature_store=str(tmp_path / "store"),
+        extracted_states=str(tmp_path / "states"),
+    )
+    data = FalconDataModule(config, train_tokenizer(generate_modules("train", 20), 300))
+    with pytest.raises(FalconLabError, match="texts have no states"):
+        data.build_features(target, taps=Student.taps)
+    StatesServer(target).write(tmp_path / "states")
+    data.build_features(target, taps=Student.taps)
+    stored = [data.batches()[number] for number in range(3)]
+    on_line = [batch._replace(features=None, argmax=None, taps=None) for batch in stored]
+    pairs = (losses_and_gradients(target, batches) for batches in (stored, on_line))
+    for found, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

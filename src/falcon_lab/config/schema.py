@@ -225,8 +225,15 @@ class DataConfig:
     feature_store_taps: list[int] = each_once(ranged([], least=0, most=2**16))
     """Layers whose hidden states the store keeps beside those that the drafter reads, for drafters
     that are trained from it later."""
+    extracted_states: str | None = any_path(None)
+    """Folder of hidden states that vLLM has written, from which the feature store is filled."""
     chat_template: str | None = any_path(None)
     """``plain``, or a file with a Jinja template, for chats in place of the tokenizer's own."""
+
+    def __post_init__(self) -> None:
+        if self.extracted_states is not None and self.feature_store is None:
+            problem = "fills a feature store, and there is none; set data.feature_store to a folder"
+            raise ConfigError("extracted_states", problem)
 
 
 @dataclass

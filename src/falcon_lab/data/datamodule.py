@@ -108,6 +108,8 @@ def check_data(
                 taps={*taps, *config.feature_store_taps},
                 kept=config.feature_store_dtype,
             )
+    if config.extracted_states is not None:
+        check_place(Path(config.extracted_states), folder=True)
     if config.regenerate:
         check_place(cache_folder() / TEXTS, folder=True)
     if not stands_in:
@@ -329,26 +331,53 @@ class FalconDataModule(LightningDataModule):
             taps: layers whose states the drafter reads.
 
         Raises:
-            FalconLabError: as ``plan_store`` and ``build_store``.
+            FalconLabError: as ``plan_store`` and ``build_store``; or states that a server should
+                have written are not there, or not the target's.
         """
         config = self.config
         if config.feature_store is None:
             return
-        found = self.train_sequences, self.validation_sequences
-        for split, sequences in zip(SPLITS, found, strict=True):
+        found = dict(zip(SPLITS, (self.train_sequences, self.validation_sequences), strict=True))
+        kept = {*taps, *config.feature_store_taps}
+        plans = {}
+        for split, sequences in found.items():
             if len(sequences):
-                folder = Path(config.feature_store) / split
-                kept = {*taps, *config.feature_store_taps}
-                plan = plan_store(
-                    folder, sequences, target, taps=kept, kept=config.feature_store_dtype
+                plans[split] = plan_store(
+                    Path(config.feature_store) / split,
+                    sequences,
+                    target,
+                    taps=kept,
+                    kept=config.feature_store_dtype,
                 )
-                announce(plan.sentence)
-                store = build_store(
-                    plan, sequences, target, taps=taps, batch_size=config.batch_size
-                )
-                if store.index.errors:
-                    announce(f"feature store {folder}: {store.index.error_sentence}")
-                self._features[split] = store
+                announce(plans[split].sentence)
+        unfinished = [found[split] for split, plan in plans.items() if plan.missing]
+        layers = {layer for plan in plans.values() for layer in plan.index.taps}
+        teacher = self._teacher(target, unfinished, layers)
+        for split, plan in plans.items():
+            store = build_store(
+                plan, found[split], teacher, taps=taps, batch_size=config.batch_size
+            )
+            if store.index.errors:
+                announce(f"feature store {plan.folder}: {store.index.error_sentence}")
+            self._features[split] = store
+
+    def _teacher(
+        self, target: Any, unfinished: Sequence[PackedSequences], layers: Iterable[int]
+    ) -> Teacher:
+        """Return who gives the states that a store lacks: the target, or a server's files.
+
+        Raises:
+            FalconLabError: as ``ExtractedStates.prepare``.
+        """
+        folder = self.config.extracted_states
+        if folder is None or not unfinished:
+            teacher: Teacher = target
+            return teacher
+        from falcon_lab.data.extracted import ExtractedStates
+
+        states = ExtractedStates(target, Path(folder))
+        states.prepare(unfinished, layers)
+        return states
 
     def token_counts(self) -> Tensor:
         """Count each token in the training answers: what the loss masks have, ``[V]`` long."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from falcon_lab.interfaces import Announce, Drafter, PassCompiler, Recorder
+from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.passes import ForwardPass, PassMaker
 
 
@@ -46,8 +47,6 @@ class CompilablePasses(Drafter):
             compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
-        from falcon_lab.model.fast_passes import fast_passes  # an eager drafter stands without
-
         other = copy.copy(self)
         other.draft_through(fast_passes(self.host.device, announce, compiler, recorder))
         return other

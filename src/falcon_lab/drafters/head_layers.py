@@ -6,7 +6,7 @@ V vocabulary of the target, n of the head's logits: V, or fewer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,7 @@ from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost, DraftVocabulary, Prediction
 from falcon_lab.model.backbone import Backbone
-
-if TYPE_CHECKING:
-    from falcon_lab.model.torch_compile import Compiled, Compiler
+from falcon_lab.model.torch_compile import Compiled, Compiler
 
 FLEX = "flex_attention"
 
@@ -127,8 +125,6 @@ class HeadLayers(nn.Module):
 
         Fusing is left as it is, and decoding has shapes of its own.
         """
-        from falcon_lab.model.torch_compile import Compiled  # training eagerly stands without
-
         self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
 
     def train_blocks(self, **arguments: Any) -> Tensor:
