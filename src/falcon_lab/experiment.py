@@ -93,8 +93,11 @@ def check_files(experiment: Experiment) -> None:
     from falcon_lab.config.saved import opened_drafter, read_description
     from falcon_lab.data.documents import load_template
     from falcon_lab.measure.prompts import check_prompts
+    from falcon_lab.pretraining.tuned import questions_of
 
     Run.at(experiment, announce=lambda line: None).check_claim()
+    if experiment.target.tune is not None:
+        questions_of(experiment.target)
     if "data" in experiment.stages or "distil" in experiment.stages:
         load_template(experiment.data.chat_template)
     if "evaluate" in experiment.stages:

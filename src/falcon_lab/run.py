@@ -71,6 +71,7 @@ HARMLESS = (
     "data.server",
     "data.extracted_states",
     "target.tune.checkpoint_every",
+    "target.tune.choices",
 )
 """Keys in them that it does not depend on, but for rounding."""
 

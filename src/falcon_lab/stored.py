@@ -18,7 +18,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
@@ -71,21 +71,45 @@ def _read(path: Path, shape: type[T], what: str, advice: str) -> tuple[Any, T]:
     try:
         return content, cast(T, _adapter(cast(Hashable, shape)).validate_json(text, strict=True))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        reason = f"{field}: {first['msg']}" if field else first["msg"]
-        reason = reason.replace("Input should be", "must be").replace("Field", "the field is")
-        raise FalconLabError(f"{where} ({reason}); {advice}") from error
+        raise FalconLabError(f"{where} ({_reason(error)}); {advice}") from error
 
 
-def fitting(value: Any, shape: type[T]) -> T | None:
-    """Return plain values, as of a line of JSON, as ``shape``; None where they are none."""
+def _reason(error: ValidationError) -> str:
+    """Return the first field that is not as it should be, and why, in our words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    reason = f"{field}: {first['msg']}" if field else first["msg"]
+    return reason.replace("Input should be", "must be").replace("Field", "the field is")
+
+
+def fitted(value: Any, shape: type[T], where: str, advice: str) -> T:
+    """Return plain values, as of a line of JSON, as ``shape``; keys it does not know are left out.
+
+    Args:
+        value: the values.
+        shape: a dataclass.
+        where: begins the error: file and line, and what was looked for.
+        advice: what to do about it.
+
+    Raises:
+        FalconLabError: a field is of another type, or half a character.
+    """
     from pydantic import ValidationError
     from pydantic_core import to_json
 
     try:
         return cast(T, _adapter(cast(Hashable, shape)).validate_json(to_json(value), strict=True))
-    except (ValidationError, ValueError):  # and half characters
+    except ValidationError as error:
+        raise FalconLabError(f"{where} ({_reason(error)}); {advice}") from error
+    except ValueError as error:
+        raise FalconLabError(f"{where} (it holds half a character); {advice}") from error
+
+
+def fitting(value: Any, shape: type[T]) -> T | None:
+    """Return plain values, as of a line of JSON, as ``shape``; None where they are none."""
+    try:
+        return fitted(value, shape, "", "")
+    except FalconLabError:
         return None
 
 

@@ -19,7 +19,7 @@ from falcon_lab.plugins.discovery import builtins, registered_by
 from falcon_lab.plugins.hooks import Component, TuningOptions
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.target import ensure_target, stored_quality, target_ahead
-from falcon_lab.pretraining.tuned import read_tuning
+from falcon_lab.pretraining.tuned import read_tuning, tuning_sentence
 from tiny_models import save_tiny
 
 
@@ -145,6 +145,62 @@ def test_a_tuning_that_was_stopped_goes_on_to_the_same_weights(
     assert not list((tmp_path / "other").rglob("tuning.json"))
     assert list((tmp_path / "other").rglob("last.ckpt"))
     assert ensure_target(config, print, known).fingerprint == whole.fingerprint
+
+
+def asking(tmp_path: Path, labels: str) -> dict[str, Any]:
+    """Options by which questions of two endings are asked."""
+    file = tmp_path / f"{labels}.jsonl"
+    lines = [
+        {"ctx": f"so {i}", "endings": ["a b", "b"], "label": int(x)} for i, x in enumerate(labels)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return {"choices": str(file)}
+
+
+def test_questions_complete_the_card_of_a_target_that_was_tuned_without_them(
+    tmp_path: Path, known: Components
+) -> None:
+    save_tiny(tmp_path / "parent")
+    config = config_of(tmp_path / "parent", known)
+    without = ensure_target(config, print, known)
+    assert without.tuning["choices"] is None
+    assert "multiple-choice" not in tuning_sentence(without.tuning)
+    begun = NextTokens.begun
+    asks = config_of(tmp_path / "parent", known, **asking(tmp_path, "0110"))
+    ahead = target_ahead(asks, print, known)
+    assert ahead.target.tuning["choices"] is None  # nothing is measured before the first stage
+    tuned = ahead.itself(asks, print, known)
+    assert (tuned.fingerprint, NextTokens.begun) == (without.fingerprint, begun)
+    found = tuned.tuning["choices"]
+    assert found["questions"] == 4
+    for name in ("acc", "acc_norm"):
+        figures = found[name]
+        assert figures["low"] <= figures["difference"] <= figures["high"]
+        assert f"{figures['parent']:.1%}" in tuning_sentence(tuned.tuning)
+    assert not target_ahead(asks, print, known).stands_in
+    said: list[str] = []
+    assert ensure_target(config, said.append, known).tuning == tuned.tuning
+    assert not any("multiple-choice" in line for line in said)
+    others = config_of(tmp_path / "parent", known, **asking(tmp_path, "01"))
+    assert ensure_target(others, print, known).tuning["choices"]["questions"] == 2
+
+
+def test_a_card_of_a_version_without_questions_is_read(tmp_path: Path, known: Components) -> None:
+    save_tiny(tmp_path / "parent")
+    tuned = ensure_target(config_of(tmp_path / "parent", known), print, known)
+    old = {key: value for key, value in tuned.tuning.items() if key != "choices"}
+    (tmp_path / "tuning.json").write_text(json.dumps(old), encoding="utf-8")
+    card = read_tuning(tmp_path)
+    assert card is not None
+    assert card.choices is None
+
+
+def test_questions_are_checked_before_anything_is_tuned(tmp_path: Path, known: Components) -> None:
+    save_tiny(tmp_path / "parent")
+    config = config_of(tmp_path / "parent", known, choices=str(tmp_path / "none.jsonl"))
+    with pytest.raises(FalconLabError, match=r"none\.jsonl"):
+        target_ahead(config, print, known)
+    assert NextTokens.begun == 0
 
 
 def test_a_damaged_card_is_none(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ class TuningOptions:
     seed: int = any_seed()
     checkpoint_every: int = ranged(100, least=1, most=10**9)
     """Steps between resumable checkpoints."""
+    choices: str | None = filled(None, "name a file, or write null")
+    """A JSONL of multiple-choice questions, ``{"ctx": …, "endings": […], "label": 0}``, that the
+    target answers before and after; they decide no weight, and may be added later."""
+    choices_limit: int | None = ranged(None, least=1, most=10**9)
+    """Questions that are asked, evenly spread over the file; null is all."""
 
 
 Builder = Callable[..., Any] | str

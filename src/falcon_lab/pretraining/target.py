@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from itertools import islice
@@ -29,7 +29,17 @@ from falcon_lab.files import cached, check_place, make_folder, make_once
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.quality import JUDGEMENT, read_quality
-from falcon_lab.pretraining.tuned import CARD, options_of, read_tuning, tuned_folder, tuned_name
+from falcon_lab.pretraining.questions import Question, digest_of
+from falcon_lab.pretraining.tuned import (
+    CARD,
+    Choices,
+    Tuning,
+    options_of,
+    questions_of,
+    read_tuning,
+    tuned_folder,
+    tuned_name,
+)
 
 if TYPE_CHECKING:
     from falcon_lab.interfaces import TargetContext
@@ -160,6 +170,51 @@ def _tuned_once(
 ) -> Path:
     """Return the folder of the tuned target of a configuration; tune its parent if need be.
 
+    What its card lacks of the questions that the configuration asks is measured.
+    """
+    folder = _tuned_alone(config, source, announce, known)
+    card, questions = read_tuning(folder), questions_of(config)
+    if card is not None and card.lacks(questions):
+        name = tuned_name(config)
+        announce(f"target {name}: {len(questions):,} multiple-choice questions, kept in its card")
+        _with_answers(card, questions, config, source, folder, announce, known).write(folder)
+    return folder
+
+
+def _with_answers(
+    card: Tuning,
+    questions: Sequence[Question],
+    config: TargetConfig,
+    source: Source,
+    folder: Path,
+    announce: Announce,
+    known: Components,
+) -> Tuning:
+    """Return the card with what parent and tuned target answer, one after the other in float32."""
+    from falcon_lab.pretraining.accuracy import answers, paired
+
+    plain = dataclasses.replace(_of_parent(config), dtype="float32", device=config.device)
+    parent = answers(_made_and_loaded(plain, source, announce, known), questions, "parent")
+    tuned = answers(_load(plain, str(folder), announce), questions, "tuned target")
+    options = options_of(config.tune or {})
+    asked = {"choices": options.choices, "choices_limit": options.choices_limit}
+    choices = Choices(
+        str(options.choices),
+        digest_of(questions),
+        len(questions),
+        acc=paired(parent.acc, tuned.acc),
+        acc_norm=paired(parent.acc_norm, tuned.acc_norm),
+    )
+    completed = dataclasses.replace(card, tuner=card.tuner | asked, choices=choices)
+    announce(completed.sentence)
+    return completed
+
+
+def _tuned_alone(
+    config: TargetConfig, source: Source, announce: Announce, known: Components
+) -> Path:
+    """Return the folder of the tuned target of a configuration; tune its parent if need be.
+
     The parent is gone then: there may be no room for two.
     """
     parent = _made_and_loaded(_of_parent(config), source, announce, known)
@@ -280,7 +335,7 @@ class TargetAhead:
     Attributes:
         target: itself, where it need not be trained; else a stand-in of its shape with random
             weights and a tokenizer that knows bytes alone.
-        stands_in: whether it is a stand-in.
+        stands_in: whether it is a stand-in; or itself, of which something is still to be measured.
     """
 
     target: Any
@@ -320,12 +375,20 @@ def target_ahead(
 
 
 def _tuned_ahead(config: TargetConfig, announce: Announce, known: Components) -> TargetAhead:
-    """Load a tuned target, or make a stand-in for one that is still to be tuned."""
+    """Load a tuned target, or make a stand-in for one that is still to be tuned.
+
+    One that has not answered all questions stands in for itself.
+    """
+    from falcon_lab.pretraining.accuracy import encoded
+
+    questions = questions_of(config)
     parent = target_ahead(dataclasses.replace(config, tune=None), announce, known)
     if not parent.stands_in:
+        encoded(questions, parent.target)
         folder = tuned_folder(config, parent.target.fingerprint)
-        if read_tuning(folder) is not None:
-            return TargetAhead(_load_tuned(config, folder, announce), stands_in=False)
+        if (card := read_tuning(folder)) is not None:
+            tuned = _load_tuned(config, folder, announce)
+            return TargetAhead(tuned, stands_in=card.lacks(questions))
         check_place(folder, folder=True)
     return TargetAhead(_untuned_stand_in(parent.target, config, known), stands_in=True)
 

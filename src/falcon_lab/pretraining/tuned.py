@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import cached, write_atomically
 from falcon_lab.plugins.hooks import TuningOptions
+from falcon_lab.pretraining.questions import Question, digest_of, read_questions
 from falcon_lab.stored import read_json
 
 CARD = "tuning.json"
 """The file beside the weights of a tuned target that is written last."""
 
-HARMLESS = ("checkpoint_every",)
+HARMLESS = ("checkpoint_every", "choices", "choices_limit")
 """Options that the weights do not depend on."""
 
 
@@ -34,6 +35,44 @@ class Parent:
 
     name: str
     fingerprint: str
+
+
+@dataclass(frozen=True)
+class PairedShare:
+    """Shares of the same questions that parent and tuned target answer right.
+
+    Attributes:
+        parent: 0 to 1.
+        tuned: 0 to 1.
+        difference: tuned less parent.
+        low: of its 95 % interval, which is paired.
+        high: of the same.
+    """
+
+    parent: float
+    tuned: float
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What parent and tuned target made of multiple-choice questions.
+
+    Attributes:
+        file: that they were read from.
+        digest: of those that were asked.
+        questions: how many these are.
+        acc: by the log-likelihood of the endings, as in lm-evaluation-harness.
+        acc_norm: by that of each of an ending's characters, likewise.
+    """
+
+    file: str
+    digest: str
+    questions: int
+    acc: PairedShare
+    acc_norm: PairedShare
 
 
 @dataclass(frozen=True)
@@ -50,6 +89,7 @@ class Tuning:
         parent_perplexity: of the parent there.
         perplexity: of the tuned target there.
         seconds: that training took, from the last time that it was resumed.
+        choices: what both make of multiple-choice questions; None where none were asked.
     """
 
     parent: Parent
@@ -61,18 +101,25 @@ class Tuning:
     parent_perplexity: float = 0.0
     perplexity: float = 0.0
     seconds: float = 0.0
+    choices: Choices | None = None
 
     @property
     def sentence(self) -> str:
         """Return what was done, and its price."""
         return tuning_sentence(asdict(self))
 
+    def lacks(self, questions: Sequence[Question]) -> bool:
+        """Return whether these questions were not asked."""
+        asked = None if self.choices is None else self.choices.digest
+        return bool(questions) and asked != digest_of(questions)
+
     def write(self, folder: Path) -> None:
-        """Write the card into a folder.
+        """Write the card into a folder, behind a README that says the same.
 
         Raises:
-            FalconLabError: it cannot be written.
+            FalconLabError: they cannot be written.
         """
+        write_atomically(folder / "README.md", _readme(self))
         write_atomically(folder / CARD, json.dumps(asdict(self), indent=2) + "\n")
 
 
@@ -82,7 +129,33 @@ def tuning_sentence(tuning: Mapping[str, Any]) -> str:
     return (
         f"tuned by {options['name']} from {parent['name']} ({parent['fingerprint']}); perplexity "
         f"on {tuning['heldout_tokens']:,} held-out answer tokens {tuning['perplexity']:.3f}, its "
-        f"parent's {tuning['parent_perplexity']:.3f}"
+        f"parent's {tuning['parent_perplexity']:.3f}{_of_choices(tuning.get('choices'))}"
+    )
+
+
+def _of_choices(choices: Mapping[str, Any] | None) -> str:
+    """Return what ``Choices`` says, behind a clause; empty where no questions were asked."""
+    if choices is None:
+        return ""
+    figures = [
+        f"{choices[name]['tuned']:.1%} right by {name}, its parent {choices[name]['parent']:.1%} "
+        f"({100 * choices[name]['difference']:+.1f} points "
+        f"[{100 * choices[name]['low']:+.1f}, {100 * choices[name]['high']:+.1f}])"
+        for name in ("acc_norm", "acc")
+    ]
+    name = Path(choices["file"]).name
+    return f"; of {choices['questions']:,} multiple-choice questions ({name}) {'; '.join(figures)}"
+
+
+def _readme(card: Tuning) -> str:
+    """Return the README of a tuned target."""
+    return (
+        f"---\nbase_model: {json.dumps(card.parent.name)}\nlibrary_name: transformers\n---\n\n"
+        f"# {card.parent.name}, {card.sentence}\n\n"
+        f"Made by falcon-lab. Its parent has the fingerprint `{card.parent.fingerprint}`. "
+        "Speculative decoding of this model is lossless with respect to this model, which is "
+        "another one than its parent.\n\n"
+        f"```json\n{json.dumps(card.tuner, indent=2)}\n```\n"
     )
 
 
@@ -98,6 +171,18 @@ def options_of(node: Mapping[str, Any]) -> TuningOptions:
     """Return what falcon-lab itself reads of a tuner's node."""
     names = [each.name for each in dataclasses.fields(TuningOptions)]
     return TuningOptions(**{name: node[name] for name in names})
+
+
+def questions_of(config: TargetConfig) -> list[Question]:
+    """Return the questions that a tuner's node asks; empty where it asks none.
+
+    Raises:
+        FalconLabError: they cannot be read; names file, line and field.
+    """
+    options = options_of(config.tune or {})
+    if options.choices is None:
+        return []
+    return read_questions(Path(options.choices), options.choices_limit)
 
 
 def tuned_name(config: TargetConfig) -> str:

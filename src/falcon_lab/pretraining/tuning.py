@@ -5,7 +5,6 @@ Shapes: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import warnings
@@ -23,7 +22,7 @@ from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.data.dialogue_card import refuse_other_author
 from falcon_lab.data.packing import Batch
 from falcon_lab.errors import FalconLabError
-from falcon_lab.files import make_folder, write_atomically
+from falcon_lab.files import make_folder
 from falcon_lab.history import HistoryLogger
 from falcon_lab.interfaces import TargetTuner, TuningBatch
 from falcon_lab.model.masks import packed_mask
@@ -175,7 +174,6 @@ def tune(
         perplexity=math.exp(after),
         seconds=seconds,
     )
-    write_atomically(folder / "README.md", model_card(card))
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     card.write(folder)
     announce(card.sentence)
@@ -240,15 +238,3 @@ def answer_loss(target: Target, data: FalconDataModule) -> tuple[float, int]:
         loss, tokens = next_token_loss(target.head(hidden), batch)
         total, count = total + float(loss), count + tokens
     return total / max(1, count), count
-
-
-def model_card(card: Tuning) -> str:
-    """Return the README of a tuned target."""
-    return (
-        f"---\nbase_model: {json.dumps(card.parent.name)}\nlibrary_name: transformers\n---\n\n"
-        f"# {card.parent.name}, {card.sentence}\n\n"
-        f"Made by falcon-lab. Its parent has the fingerprint `{card.parent.fingerprint}`. "
-        "Speculative decoding of this model is lossless with respect to this model, which is "
-        "another one than its parent.\n\n"
-        f"```json\n{json.dumps(card.tuner, indent=2)}\n```\n"
-    )
