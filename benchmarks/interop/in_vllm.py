@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import traceback
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,11 @@ def main(arguments: list[str]) -> None:
     heard = listen()
     for word in arguments[2:]:
         head, name = word.split(":")
-        found["exports"][word] = decoded(case, head, name, heard)
+        try:
+            found["exports"][word] = decoded(case, head, name, heard)
+        except Exception as error:  # vLLM's own: the other exports are asked all the same
+            traceback.print_exc()
+            found["exports"][word] = {"error": " ".join(f"{error}".split())[:200]}
         Path(arguments[1]).write_text(json.dumps(found), "utf-8")
         released()
 

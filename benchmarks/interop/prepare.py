@@ -54,10 +54,7 @@ def layer_ids_off_by_one(config: Config, weights: Weights) -> None:
 
 def columns_taken_for_tokens(config: Config, weights: Weights) -> None:
     """Have a draft vocabulary mean nothing, as where its map is not read."""
-    if "d2t" in weights:
-        weights["d2t"] = weights["d2t"] * 0
-    else:
-        weights["token_map"] = weights["token_map"].argsort()
+    weights["d2t"] = weights["d2t"] * 0
 
 
 def halves_exchanged(config: Config, weights: Weights) -> None:
@@ -102,7 +99,6 @@ HEADS: dict[str, Head] = {
     "eagle3-vocabulary": Head((*EAGLE3, SOME_TOKENS), "eagle3", columns_taken_for_tokens, BOTH),
     "eagle": Head(PUBLISHED, "eagle", halves_exchanged),
     "medusa": Head(MEDUSA, "medusa", heads_exchanged),
-    "medusa-vocabulary": Head((*MEDUSA, SOME_TOKENS), "medusa", columns_taken_for_tokens),
     "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one),
     "dflash-vocabulary": Head((*DFLASH, SOME_TOKENS), "dflash", columns_taken_for_tokens),
     "falcon": Head(("drafter.name=falcon",), "custom_class", gates_exchanged, (SERVED,)),

@@ -92,6 +92,9 @@ def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     failed = []
     for word in words:
         head, name = word.split(":")
+        if problem := theirs["exports"][word].get("error"):
+            failed.append(f"{word}: vLLM ended with: {problem}")
+            continue
         row, problems = compared(told, head, theirs["exports"][word], wrong=name.endswith(WRONG))
         rows.setdefault(head, {})[name] = row
         failed += [f"{word}: {problem}" for problem in problems]

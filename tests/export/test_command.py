@@ -82,7 +82,30 @@ def test_a_folder_that_is_not_whole_is_neither_imported_nor_sent(folder: Path) -
     assert "not whole" in refused("import", "out", "back")
     assert "not whole" in refused("push", "out", "me/drafter")
     (folder / "out" / "falcon_lab.json").unlink()
-    assert "falcon-lab export" in refused("import", "out", "back")
+    assert "damaged" in refused("import", "out", "back", "--target", "target")
+    assert "falcon-lab export" in refused("push", "out", "me/drafter")
+
+
+def test_a_folder_of_somebody_else_is_imported_for_a_target_that_is_named(folder: Path) -> None:
+    run("export", "drafter", "out", "--to", "vllm")
+    (folder / "out" / "falcon_lab.json").unlink()
+    assert "--target" in refused("import", "out", "back")
+    assert "layers [1, 2, 3]" in run("import", "out", "back", "--target", "target")
+    ours = (folder / "drafter" / "model.safetensors").read_bytes()
+    assert (folder / "back" / "model.safetensors").read_bytes() == ours
+    card = (folder / "back" / "README.md").read_text()
+    assert "`out`" in card
+    assert str(folder) not in card
+    run("generate", "--drafter", "back", "--prompt", "a", "--max-new-tokens", "4")
+
+
+def test_what_no_drafter_here_is_is_refused_with_what_would_be(folder: Path) -> None:
+    said = refused("import", "target", "back", "--target", "target")
+    assert "LlamaForCausalLM" in said
+    assert "eagle3 (vLLM" in said
+    (folder / "empty").mkdir()
+    assert "config.json" in refused("import", "empty", "back", "--target", "target")
+    assert "2,15,27" in refused("import", "target", "back", "--target", "target", "--taps", "two")
 
 
 def test_another_target_is_refused(folder: Path) -> None:

@@ -16,6 +16,7 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.export.folder import Export, import_drafter, read_exported, read_origin
 from falcon_lab.export.mapping import IDS
 from falcon_lab.interfaces import Exported, Frontier, Observation
+from falcon_lab.model.target import Target
 
 FORMATS = ("vllm", "speculators", "sglang")
 NODES: dict[str, dict[str, Any]] = {
@@ -23,6 +24,10 @@ NODES: dict[str, dict[str, Any]] = {
     "own head": {"name": "eagle3", "taps": [1, 2, 3], "head": "own"},
     "draft vocabulary": {"name": "eagle3", "draft_vocabulary": 9},
     "both": {"name": "eagle3", "draft_vocabulary": 9, "head": "own"},
+    "sizes of its own": {
+        **{"name": "eagle3", "heads": 2, "groups": 1, "head_size": 8, "intermediate": 24},
+        **{"eps": 1e-2, "rope_base": 500.0, "norm_before_residual": True},
+    },
 }
 
 
@@ -52,8 +57,11 @@ class Reader:
     A chain's first pass over a whole text, without a cache.
     """
 
-    def __init__(self, exported: Exported, layer: str = "midlayer") -> None:
-        self.config = exported.config.get("transformer_layer_config", exported.config)
+    def __init__(
+        self, exported: Exported, layer: str = "midlayer", of: Target | None = None
+    ) -> None:
+        self.host = (of or target()).model
+        self.config = {**exported.config, **exported.config.get("transformer_layer_config", {})}
         self.weights, self.layer = exported.tensors, layer
 
     def norm(self, name: str, rows: Tensor) -> Tensor:
@@ -81,7 +89,7 @@ class Reader:
 
     def logits(self, tokens: Tensor, layers: Tensor) -> Tensor:
         """Of the tokens after the last, ``[V]``, by ``[T]`` tokens and ``[T, 3, H]`` layers."""
-        host, layer = target().model, self.layer
+        host, layer = self.host, self.layer
         embedded = host.get_input_embeddings().weight[tokens]
         hidden = self.product("fc", layers.flatten(1))
         rows = [
@@ -93,7 +101,9 @@ class Reader:
         seen = functional.scaled_dot_product_attention(
             query, key, self.heads("v_proj", both), is_causal=True, enable_gqa=True
         )
-        hidden = hidden + self.product(f"{layer}.self_attn.o_proj", seen.transpose(0, 1).flatten(1))
+        residual = rows[1] if self.config.get("norm_before_residual") else hidden
+        attended = self.product(f"{layer}.self_attn.o_proj", seen.transpose(0, 1).flatten(1))
+        hidden = residual + attended
         inner = self.norm(f"{layer}.post_attention_layernorm", hidden)
         gate = functional.silu(self.product(f"{layer}.mlp.gate_proj", inner))
         up = self.product(f"{layer}.mlp.up_proj", inner)
@@ -121,7 +131,7 @@ def drafted_by_an_engine(found: Exported, tokens: Tensor, *, off: int = 0) -> Te
     return Reader(found, layer).logits(tokens[1:], layers[:-1])
 
 
-@pytest.mark.parametrize("node", ["target's head", "both"])
+@pytest.mark.parametrize("node", ["target's head", "both", "sizes of its own"])
 @pytest.mark.parametrize("name", FORMATS)
 @torch.no_grad()
 def test_a_reader_that_knows_the_folder_alone_drafts_the_same(

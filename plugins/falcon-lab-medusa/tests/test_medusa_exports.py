@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from falcon_lab import testing
-from falcon_lab.export.folder import read_exported
+from falcon_lab.errors import FalconLabError
+from falcon_lab.export.folder import Export, read_exported
 from falcon_lab.interfaces import Exported, Frontier, Observation
 
 NODES: dict[str, dict[str, Any]] = {
     "own heads": {"name": "medusa", "block": 2, "layers": 2},
     "target's head": {"name": "medusa", "block": 3, "head": "shared"},
-    "draft vocabulary": {"name": "medusa", "block": 2, "draft_vocabulary": 9},
-    "target's rows": {"name": "medusa", "block": 2, "draft_vocabulary": 9, "head": "shared"},
 }
 
 
@@ -32,9 +31,6 @@ def drafted_by_an_engine(found: Exported, feature: Tensor) -> Tensor:
             hidden = hidden + functional.silu(inner)
         number = 0 if config["original_lm_head"] else head
         logits = weights[f"lm_heads.{number}.weight"] @ hidden
-        if config["truncated_vocab_size"] < config["vocab_size"]:
-            spread = torch.full((config["vocab_size"],), -torch.inf)
-            logits = spread.index_copy(0, weights["token_map"], logits)
         rows.append(logits)
     return torch.stack(rows)
 
@@ -48,9 +44,15 @@ def test_nothing_is_lost_and_a_reader_of_the_folder_alone_drafts_the_same(
     feature = torch.linspace(-1, 1, target().hidden_size)
     made.reset(torch.tensor(1))
     made.observe(Observation(torch.tensor([2]), feature[None]))
-    drafted = made.draft(Frontier.root(torch.device("cpu")))
-    logits = drafted.logits[0]
-    if drafted.vocabulary is not None:
-        logits = drafted.vocabulary.spread(logits, -torch.inf)
+    logits = made.draft(Frontier.root(torch.device("cpu"))).logits[0]
     found = drafted_by_an_engine(read_exported(tmp_path / "out"), feature)
     torch.testing.assert_close(found, logits)
+
+
+def test_a_draft_vocabulary_is_refused(tmp_path: Path) -> None:
+    """vLLM makes a weight of ``token_map``, and ends as that was not loaded."""
+    node = {"name": "medusa", "block": 2, "draft_vocabulary": 9}
+    testing.save_for_export(tmp_path / "drafter", target(), node, KNOWN)
+    export = Export.of(tmp_path / "drafter", "vllm", target(), "org/target", KNOWN, 4)
+    with pytest.raises(FalconLabError, match="draft_vocabulary=null"):
+        export.write(tmp_path / "out")

@@ -17,7 +17,7 @@ from falcon_lab.commands.arguments import (
 )
 from falcon_lab.config.load import load_experiment
 from falcon_lab.config.overrides import plain_overrides
-from falcon_lab.config.saved import decoding_experiment, opened_drafter
+from falcon_lab.config.saved import decoding_experiment, key_of, opened_drafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import check_place
 
@@ -99,30 +99,69 @@ def check_out(out: Path, source: Path) -> None:
 @click.command("import", context_settings=OVERRIDABLE)
 @click.argument("folder", type=FOLDER)
 @click.argument("out", type=FOLDER)
+@click.option(
+    "--taps",
+    help="Layers of the target that a stranger's drafter reads, as in 2,15,27 (0: the embeddings, "
+    "i: what layer i puts out), where its folder does not say them.",
+)
 @settings("target")
 @overrides_argument
-def import_command(folder: Path, out: Path, target: str | None, overrides: tuple[str, ...]) -> None:
-    """Make a saved drafter in OUT of a FOLDER that export has written, bit for bit.
+def import_command(
+    folder: Path, out: Path, taps: str | None, target: str | None, overrides: tuple[str, ...]
+) -> None:
+    """Make a saved drafter in OUT of a FOLDER that another program reads.
 
-    A folder that was changed since, as by other layer ids, is refused with what is wrong.
+    What export has written comes back bit for bit; if it was changed since, as by other layer ids,
+    it is refused with what is wrong. A drafter that somebody else has trained (EAGLE-1 and 3,
+    Medusa, DFlash, a small model) needs --target, and is refused where no drafter here computes
+    the same.
     """
-    from falcon_lab.export.folder import import_drafter, read_origin
+    from falcon_lab.export.folder import import_drafter, is_ours, read_origin
+    from falcon_lab.export.strangers import import_strangers, target_of
     from falcon_lab.plugins.discovery import load_components
     from falcon_lab.pretraining.target import ensure_target
 
     components = load_components()
-    origin = read_origin(folder)
     check_out(out, folder)
-    known = {f"target.{key}": origin.drafter["target"].get(key) for key in ("name", "revision")}
-    known = {key: value for key, value in known.items() if value is not None}
+    given, layers = overrides_of({"target": target}, overrides), layers_of(taps)
+    origin = read_origin(folder) if is_ours(folder) else None
+    if origin is not None:
+        place = origin.drafter["target"]
+        known = {f"target.{k}": place[k] for k in ("name", "revision") if place.get(k) is not None}
+    else:
+        name = target_of(folder)
+        known = {} if name is None else {"target.name": name}
+        if not known and not any(key_of(word) == "target.name" for word in given):
+            raise FalconLabError(
+                f"{folder}: does not say which target its drafter was trained for; name it by "
+                "--target"
+            )
     experiment = load_experiment(
         None,
-        overrides_of({"target": target}, overrides),
+        given,
         known=[*quick_defaults("import"), *plain_overrides(known, str(folder))],
         components=components,
     )
     model = ensure_target(experiment.target, progress, components)
-    click.echo(f"wrote {import_drafter(folder, origin, out, model, components)}")
+    if origin is not None:
+        click.echo(f"wrote {import_drafter(folder, origin, out, model, components)}")
+    else:
+        made = import_strangers(folder, out, model, components, layers)
+        click.echo(f"wrote {out}: {made}")
+
+
+def layers_of(text: str | None) -> list[int] | None:
+    """Return the numbers of layers that a user wrote; None where there are none.
+
+    Raises:
+        FalconLabError: they are no numbers.
+    """
+    if text is None:
+        return None
+    words = text.strip("[] ").split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise FalconLabError(f"--taps {text}: write numbers of layers with commas, as in 2,15,27")
+    return [int(word) for word in words]
 
 
 @click.command()

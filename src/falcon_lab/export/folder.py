@@ -222,6 +222,16 @@ def read_exported(folder: Path) -> Exported:
     return Exported(config, read_state(folder / WEIGHTS), others)
 
 
+def is_ours(folder: Path) -> bool:
+    """Return whether export has written a folder, or began to.
+
+    Raises:
+        FalconLabError: it cannot be read.
+    """
+    with about(folder, "read"):
+        return (folder / ORIGIN).exists() or (folder / UNFINISHED).exists()
+
+
 def read_origin(folder: Path) -> Origin:
     """Return what a folder of a format was made from.
 

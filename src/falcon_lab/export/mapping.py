@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.interfaces import StrangersFolder
+from falcon_lab.model.families import LayerSizes
 
 IDS = "draft_vocabulary.ids"
 """Name of a drafter's draft vocabulary among its weights."""
@@ -92,9 +94,7 @@ def vocabulary_maps(ids: Tensor, vocabulary: int) -> dict[str, Tensor]:
         ``d2t`` ``[n]`` long: what is added to a column to be the target's token; ``t2d`` ``[V]``
         bool: whether a token has a column.
     """
-    known = torch.zeros(vocabulary, dtype=torch.bool)
-    known[ids] = True
-    return {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": known_tokens(ids, vocabulary)}
 
 
 def ids_of(offsets: Tensor) -> Tensor:
@@ -151,3 +151,131 @@ def sglang_command(folder: str, target: str, algorithm: str, chain: int | None =
         f"```\npython -m sglang.launch_server --model-path {target} --speculative-algorithm "
         f"{algorithm} --speculative-draft-model-path {folder}{steps}\n```"
     )
+
+
+# --- folders of others --------------------------------------------------------------------------
+
+CLOSE = 2.0**-8
+"""How far the target's tables may be from a copy in half precision, relatively."""
+PLAIN_ROPE = (None, "default")
+"""Types of rotary embeddings that are those of the paper."""
+
+
+def check_sizes(folder: StrangersFolder, host: Any) -> None:
+    """See that a drafter was made for a target of these sizes.
+
+    Raises:
+        FalconLabError: it was not.
+    """
+    for key, theirs in (
+        ("target_hidden_size", host.hidden_size),
+        ("hidden_size", host.hidden_size),
+        ("vocab_size", host.vocab_size),
+        ("num_target_layers", host.config.num_hidden_layers),
+    ):
+        found = folder.config.get(key)
+        if found is not None and found != theirs:
+            raise FalconLabError(
+                f"its config.json has {key}: {found!r}, and the target {host.name} has {theirs}; "
+                "name the target that it was trained for by --target"
+            )
+
+
+def rope_base(folder: StrangersFolder, default: float) -> float:
+    """Return the base of the rotary embeddings of a folder's layers.
+
+    Args:
+        folder: of somebody else.
+        default: what its program takes where nothing is said.
+
+    Raises:
+        FalconLabError: they are scaled.
+    """
+    given = folder.config.get("rope_parameters") or folder.config.get("rope_scaling") or {}
+    kind = given.get("rope_type", given.get("type")) if isinstance(given, dict) else given
+    if kind not in PLAIN_ROPE:
+        raise FalconLabError(
+            f"its config.json has rotary embeddings of the type {kind!r}, and drafters of ours "
+            "have plain ones alone"
+        )
+    base = given.get("rope_theta")
+    return float(folder.number("rope_theta", default) if base is None else base)
+
+
+def layer_options(folder: StrangersFolder, host: Any, default_base: float) -> dict[str, Any]:
+    """Return the options of ``LayerOptions`` that a folder's configuration stands for.
+
+    Args:
+        folder: of somebody else.
+        host: the target, whose sizes need no option.
+        default_base: of its rotary embeddings, where nothing is said.
+
+    Raises:
+        FalconLabError: the configuration is not that of such layers.
+    """
+    heads = folder.number("num_attention_heads")
+    found = {
+        "heads": heads,
+        "groups": folder.number("num_key_value_heads", heads),
+        "head_size": folder.number("head_dim", host.hidden_size // heads),
+        "intermediate": folder.number("intermediate_size"),
+    }
+    theirs = LayerSizes.of(host.config)
+    same = zip(found, (theirs.heads, theirs.groups, theirs.head, theirs.inner), strict=True)
+    options: dict[str, Any] = {key: found[key] for key, size in same if found[key] != size}
+    return {**options, "rope_base": rope_base(folder, default_base)}
+
+
+def take_table(folder: StrangersFolder, name: str, expected: Tensor, what: str) -> None:
+    """Take a copy of a table of the target, if it is there, and see that it is one.
+
+    Args:
+        folder: of somebody else.
+        name: of the tensor.
+        expected: the target's own.
+        what: it is, for the message.
+
+    Raises:
+        FalconLabError: it is another.
+    """
+    found = folder.tensors.pop(name, None)
+    if found is not None and not same_rows(found, expected):
+        raise FalconLabError(
+            f"its {name} is not the target's {what}, which drafters of ours read; name the target "
+            "that it was trained for by --target"
+        )
+
+
+def same_rows(found: Tensor, expected: Tensor) -> bool:
+    """Return whether a table is another one's copy, in any precision."""
+    if found.shape != expected.shape:
+        return False
+    return torch.allclose(found.float(), expected.float().to(found.device), rtol=CLOSE, atol=1e-6)
+
+
+def take_vocabulary(folder: StrangersFolder, vocabulary: int) -> Tensor | None:
+    """Take a draft vocabulary, ``[n]`` long; None where all tokens are drafted.
+
+    Args:
+        folder: of somebody else.
+        vocabulary: V.
+
+    Raises:
+        FalconLabError: ``d2t`` and ``t2d`` do not say one.
+    """
+    offsets, known = folder.tensors.pop("d2t", None), folder.tensors.pop("t2d", None)
+    if offsets is None:
+        if known is not None and not bool(known.all()):
+            raise FalconLabError("among its tensors d2t is missing, and t2d is there")
+        return None
+    ids = ids_of(offsets.long())
+    if known is not None and not torch.equal(known.bool(), known_tokens(ids, vocabulary)):
+        raise FalconLabError("its d2t and its t2d name different tokens of the target")
+    return None if torch.equal(ids, torch.arange(vocabulary)) else ids
+
+
+def known_tokens(ids: Tensor, vocabulary: int) -> Tensor:
+    """Return ``[V]`` bool, whether a token has a column; tokens beyond V have none."""
+    known = torch.zeros(vocabulary, dtype=torch.bool)
+    known[ids[(ids >= 0) & (ids < vocabulary)]] = True
+    return known

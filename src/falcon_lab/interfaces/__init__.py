@@ -45,7 +45,13 @@ from falcon_lab.interfaces.drafting import (
     begins_rounds,
     is_trainable,
 )
-from falcon_lab.interfaces.exporting import Exported, ExportFormat, TrainedDrafter
+from falcon_lab.interfaces.exporting import (
+    Exported,
+    ExportFormat,
+    ImportFormat,
+    StrangersFolder,
+    TrainedDrafter,
+)
 from falcon_lab.interfaces.layers import (
     DraftTokens,
     LayerPlan,
@@ -90,6 +96,7 @@ __all__ = [
     "Frontier",
     "GlanceRows",
     "GlancingSchedule",
+    "ImportFormat",
     "LabelledRows",
     "LayerPlan",
     "LengthController",
@@ -108,6 +115,7 @@ __all__ = [
     "Run",
     "RunsTarget",
     "SideBySide",
+    "StrangersFolder",
     "TargetContext",
     "TargetLayers",
     "TargetTuner",

@@ -6,9 +6,12 @@ Everything that is read of a Hugging Face configuration under more than one name
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from falcon_lab.errors import FalconLabError
+
+if TYPE_CHECKING:
+    from falcon_lab.plugins.hooks import LayerOptions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -132,6 +135,27 @@ class LayerSizes(NamedTuple):
             getattr(layer, "num_key_value_heads", None) or heads,
             getattr(layer, "head_dim", None) or hidden // heads,
         )
+
+
+def own_sizes(config: Any, options: LayerOptions) -> LayerSizes:
+    """Return the sizes of a drafter's own layers: a target's, where the options name no others.
+
+    Raises:
+        ValueError: heads cannot share so many keys and values.
+    """
+    named = {
+        "heads": options.heads,
+        "groups": options.groups,
+        "head": options.head_size,
+        "inner": options.intermediate,
+    }
+    sizes = LayerSizes.of(config)._replace(**{k: n for k, n in named.items() if n is not None})
+    if sizes.heads % sizes.groups:
+        raise ValueError(
+            f"{sizes.heads} attention heads cannot share {sizes.groups} of keys and values: set "
+            "heads to a multiple of groups"
+        )
+    return sizes
 
 
 def short_config(config: Any, layers: int) -> Any:

@@ -44,6 +44,25 @@ class DraftVocabularyOption:
 
 
 @dataclass
+class LayerOptions:
+    """The options of a drafter whose layers are of its own kind, in the target's sizes or others.
+
+    What others have trained has sizes of its own; ``falcon-lab import`` sets these.
+    """
+
+    heads: int | None = ranged(None, least=1, most=1024)
+    """Attention heads; null is as many as the target has."""
+    groups: int | None = ranged(None, least=1, most=1024)
+    """Heads of keys and values; null is as many as the target has."""
+    head_size: int | None = ranged(None, least=2, most=2**16)
+    """Channels of a head; null is the target's."""
+    intermediate: int | None = ranged(None, least=1, most=2**20)
+    """Width of feed-forward layers; null is the target's."""
+    rope_base: float = ranged(10_000.0, above=1, most=1e12)
+    """Base of the rotary frequencies."""
+
+
+@dataclass
 class TuningOptions:
     """The options that every tuner has: what it reads, and how long it trains.
 
@@ -119,6 +138,8 @@ class Component:
     entry_point: str = ""
     exports: tuple[tuple[str, Builder], ...] = ()
     """Of a drafter: format of another program -> its ``ExportFormat``, made without arguments."""
+    imports: Builder | None = None
+    """Of a drafter: its ``ImportFormat``."""
 
     @property
     def full_name(self) -> str:
@@ -191,13 +212,15 @@ class Register:
         *,
         config: type | None = None,
         exports: Mapping[str, Builder] | None = None,
+        imports: Builder | None = None,
     ) -> None:
         """Add a ``Drafter``.
 
         ``exports`` says as what ``falcon-lab export`` can write one that was trained: name of a
-        format -> a subclass of ``ExportFormat``.
+        format -> a subclass of ``ExportFormat``. ``imports`` is a subclass of ``ImportFormat``, by
+        which ``falcon-lab import`` reads those that others have trained.
         """
-        self._add("drafter", name, build, config, exports)
+        self._add("drafter", name, build, config, exports, imports)
 
     def schedule(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add a ``GlancingSchedule``."""
@@ -260,6 +283,7 @@ class Register:
         build: Builder | Path,
         config: type | None,
         exports: Mapping[str, Builder] | None = None,
+        imports: Builder | None = None,
     ) -> None:
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)):
             raise ValueError(f"{kind} name {name!r}: use letters, digits, '-', '_' and '.'")
@@ -270,12 +294,14 @@ class Register:
         if config is not None and not (isinstance(config, type) and is_dataclass(config)):
             raise ValueError(f"{kind} {name!r}: config must be a dataclass, not {config!r}")
         formats = tuple((exports or {}).items())
-        for each in (build, *(made for _, made in formats)):
+        readers = () if imports is None else (imports,)
+        for each in (build, *(made for _, made in formats), *readers):
             named = isinstance(each, str) and re.fullmatch(r"[\w.]+:[\w.]+", each)
             if not (isinstance(each, Path) or callable(each) or named):
                 raise ValueError(f"{kind} {name!r}: build must be callable or 'module:name'")
         name = str.__str__(name)  # of an enumeration, or of a class that compares otherwise
-        self.components.append(Component(kind, name, build, config, *self._origin, formats))
+        made = Component(kind, name, build, config, *self._origin, formats, imports)
+        self.components.append(made)
 
 
 @hookspec

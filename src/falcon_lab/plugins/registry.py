@@ -18,7 +18,13 @@ from falcon_lab.plugins.foreign import CTRL_C, PluginError, foreign_code, said
 from falcon_lab.plugins.hooks import KINDS, Component
 
 if TYPE_CHECKING:
-    from falcon_lab.interfaces import BuildContext, EngineContext, ExportFormat, TargetContext
+    from falcon_lab.interfaces import (
+        BuildContext,
+        EngineContext,
+        ExportFormat,
+        ImportFormat,
+        TargetContext,
+    )
 
 
 DEEPEST = 20
@@ -189,6 +195,18 @@ class Components:
         make = _builder(dataclasses.replace(component, build=formats[name]))
         with _code_of(component, f"making the format {name} of"):
             return cast("ExportFormat", make())
+
+    def import_formats(self) -> Iterator[tuple[str, ImportFormat]]:
+        """Yield the drafters that are read where others have trained them, each with its reader.
+
+        Raises:
+            FalconLabError: a reader's class cannot be imported.
+        """
+        for component in self.components:
+            if component.imports is not None:
+                make = _builder(dataclasses.replace(component, build=component.imports))
+                with _code_of(component, "making the import format of"):
+                    yield self.called("drafter", component.full_name), cast("ImportFormat", make())
 
     def _no_export(self, component: Component, name: str) -> str:
         known = {each: None for c in self.components for each, _ in c.exports}

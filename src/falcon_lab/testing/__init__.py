@@ -34,7 +34,7 @@ from falcon_lab.testing.distilling import distil, distillation, own_texts
 from falcon_lab.testing.distributions import check_distribution, components_of
 from falcon_lab.testing.drafters import check_drafter
 from falcon_lab.testing.engines import check_engine
-from falcon_lab.testing.exports import check_export, save_for_export
+from falcon_lab.testing.exports import check_export, check_import, save_for_export
 from falcon_lab.testing.objectives import check_objective
 from falcon_lab.testing.schedules import check_schedule
 from falcon_lab.testing.sources import check_target
@@ -54,6 +54,7 @@ __all__ = [
     "check_drafter",
     "check_engine",
     "check_export",
+    "check_import",
     "check_objective",
     "check_schedule",
     "check_target",

@@ -142,6 +142,20 @@ def write(
     )
 
 
+def rounds_of(
+    target: Target, drafter: Drafter, components: Components, prompt: Sequence[int] = (1, 2, 3)
+) -> list[list[int]]:
+    """Return what a drafter drafts in every round of a greedy text, as a chain."""
+    drafts: list[list[int]] = []
+
+    def keep(added: Any, accepted: int, tree: Any, acceptance: Any) -> None:
+        if tree is not None:
+            drafts.append(tree.tokens[1:].tolist())
+
+    write(engine(target, drafter, components=components), prompt, on_round=keep)
+    return drafts
+
+
 def write_together(
     engine: Engine,
     prompts: Sequence[Sequence[int]],

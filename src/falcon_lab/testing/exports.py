@@ -1,4 +1,4 @@
-"""Checks of a format of another program: nothing of a drafter is lost, and the rest is said."""
+"""Checks of the formats of other programs: nothing of a drafter is lost, and the rest is said."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.drafters.saved import CARD, CONFIG, WEIGHTS, save_drafter
-from falcon_lab.export.folder import Export, import_drafter, read_origin
+from falcon_lab.drafters.saved import CARD, CONFIG, WEIGHTS, load_drafter, read_state, save_drafter
+from falcon_lab.export.folder import (
+    ORIGIN,
+    Export,
+    different_tensors,
+    import_drafter,
+    read_origin,
+)
+from falcon_lab.export.strangers import import_strangers
 from falcon_lab.model.target import Target
 from falcon_lab.plugins.registry import Components
-from falcon_lab.testing.decoding import build_drafter
+from falcon_lab.testing.decoding import build_drafter, rounds_of
 from falcon_lab.testing.tested import ContractError
 
 
@@ -66,3 +73,31 @@ def check_export(
     if missing := [tag for tag in ("org/target", *export.form.tags) if tag not in card]:
         raise ContractError(f"its card lacks {missing[0]}")
     return export
+
+
+def check_import(
+    folder: Path, target: Target, node: Mapping[str, Any], name: str, components: Components
+) -> None:
+    """Export a drafter, forget that it was ours, and import it as a stranger's.
+
+    Args:
+        folder: an empty one.
+        target: what it drafts for.
+        node: describes it.
+        name: of the format.
+        components: know drafter and formats.
+
+    Raises:
+        ContractError: its weights are others, or it drafts something else.
+    """
+    save_for_export(folder / "before", target, node, components)
+    export = Export.of(folder / "before", name, target, "org/target", components, 4)
+    (export.write(folder / "out") / ORIGIN).unlink()
+    import_strangers(folder / "out", folder / "after", target, components, None)
+    states = [read_state(folder / each / WEIGHTS) for each in ("after", "before")]
+    if lines := list(different_tensors(*states)):
+        raise ContractError(f"what a stranger's folder gives is something else: {lines[0]}")
+    made = [load_drafter(folder / each, target, components) for each in ("before", "after")]
+    before, after = (rounds_of(target, each, components) for each in made)
+    if before != after:
+        raise ContractError(f"the imported drafter drafts {after}, and the one before {before}")

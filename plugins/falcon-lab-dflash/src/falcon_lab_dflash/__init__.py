@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import ranged
-from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
+from falcon_lab.plugins.hooks import DraftVocabularyOption, LayerOptions, Register
 
 __all__ = ["DFlashConfig", "DSparkConfig", "DominoConfig", "register_components"]
 
 
 @dataclass
-class DFlashConfig(DraftVocabularyOption):
+class DFlashConfig(LayerOptions, DraftVocabularyOption):
     """Configure the drafter."""
 
     block: int = ranged(8, least=1, most=256)
@@ -27,6 +27,8 @@ class DFlashConfig(DraftVocabularyOption):
     """Blocks of a packed sequence that are trained at a time, at random places."""
     causal: bool = False
     """A position attends to those of its block up to itself alone (JetSpec)."""
+    eps: float | None = ranged(None, above=0, most=1)
+    """Of the norms; null is the least difference of the numbers' precision, as torch has it."""
 
 
 @dataclass
@@ -62,6 +64,7 @@ def register_components(register: Register) -> None:
             "vllm": "falcon_lab_dflash.exports:DFlashVllm",
             "sglang": "falcon_lab_dflash.exports:DFlashSglang",
         },
+        imports="falcon_lab_dflash.imports:DFlashFolder",
     )
     register.drafter("dspark", "falcon_lab_dflash.corrected:DSparkDrafter", config=DSparkConfig)
     register.drafter("domino", "falcon_lab_dflash.corrected:DominoDrafter", config=DominoConfig)

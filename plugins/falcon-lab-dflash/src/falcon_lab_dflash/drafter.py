@@ -33,7 +33,7 @@ from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.passes import EagerPass, ForwardPass, NewPositions, PassMaker
 from falcon_lab_dflash import DFlashConfig
 from falcon_lab_dflash.anchors import block_mask, draw_anchors
-from falcon_lab_dflash.layers import DraftModel, draft_sizes
+from falcon_lab_dflash.layers import DraftModel, Shape
 from falcon_lab_dflash.passes import BlockForward, repeated
 
 MOST_TAPS = 5
@@ -59,9 +59,9 @@ class DFlashDrafter(CompilablePasses, TrainableDrafter):
         self.block = self.length = config.block
         self.host: Any = context.host
         self.taps = tuple(config.taps) or spread(self.host.config.num_hidden_layers)
-        shape = draft_sizes(self.host.config)
+        shape = Shape.of(self.host.config, config)
         self.model = DraftModel(shape, config.layers, len(self.taps))
-        self.mask = nn.Parameter(0.02 * torch.randn(shape.hidden))
+        self.mask = nn.Parameter(0.02 * torch.randn(self.host.hidden_size))
         self._anchors, self._causal = config.anchors, config.causal
         self.draft_vocabulary = context.draft_vocabulary(config.draft_vocabulary)
         self._room = ROOM

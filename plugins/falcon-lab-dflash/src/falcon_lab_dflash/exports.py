@@ -28,7 +28,7 @@ from falcon_lab.export.mapping import (
 )
 from falcon_lab.interfaces import Exported, ExportFormat, TrainedDrafter
 from falcon_lab_dflash.drafter import spread
-from falcon_lab_dflash.layers import BASE, draft_sizes
+from falcon_lab_dflash.layers import Shape
 
 MASK = "mask_embedding.pt"
 """The file from which engines take the mask's embedding; they read nothing else."""
@@ -76,7 +76,7 @@ class DFlashFormat(ExportFormat):
         ours, host = dict(drafter.tensors), drafter.host
         mask, ids = ours.pop("mask"), ours.pop(IDS, None)
         tensors = renamed(ours, dflash_names(drafter.config.layers))
-        tables, sizes = plain_tables(host), draft_sizes(host.config)
+        tables, (sizes, base, eps) = plain_tables(host), Shape.of(host.config, drafter.config)
         drafted = host.vocab_size if ids is None else len(ids)
         if ids is not None:
             tensors["lm_head.weight"] = tables.head[ids]
@@ -95,9 +95,9 @@ class DFlashFormat(ExportFormat):
             "num_key_value_heads": sizes.groups,
             "head_dim": sizes.head,
             "hidden_act": "silu",
-            "rms_norm_eps": torch.finfo(torch.float32).eps,  # of nn.RMSNorm
-            "rope_theta": BASE,
-            "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
+            "rms_norm_eps": torch.finfo(torch.float32).eps if eps is None else eps,  # of nn.RMSNorm
+            "rope_theta": base,
+            "rope_parameters": {"rope_type": "default", "rope_theta": base},
             "max_position_embeddings": host.max_positions,
             "attention_bias": False,
             "tie_word_embeddings": False,

@@ -12,16 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from falcon_lab.model.families import LayerSizes
-
-BASE = 10_000.0
-"""Base of the rotary frequencies."""
+from falcon_lab.model.families import LayerSizes, own_sizes
+from falcon_lab_dflash import DFlashConfig
 
 
-def draft_sizes(config: Any) -> LayerSizes:
-    """Return the sizes of a target's own layers, by its Hugging Face configuration."""
-    sizes = LayerSizes.of(config)
-    return sizes._replace(head=sizes.head + sizes.head % 2)  # rotation takes pairs
+class Shape(NamedTuple):
+    """What a draft layer is made by.
+
+    Attributes:
+        sizes: of a layer.
+        base: of the rotary frequencies.
+        eps: of the norms; None is torch's own.
+    """
+
+    sizes: LayerSizes
+    base: float
+    eps: float | None
+
+    @classmethod
+    def of(cls, config: Any, options: DFlashConfig) -> Shape:
+        """Return that of a target's Hugging Face configuration, where the options say no other."""
+        sizes = own_sizes(config, options)
+        sizes = sizes._replace(head=sizes.head + sizes.head % 2)  # rotation takes pairs
+        return cls(sizes, options.rope_base, options.eps)
+
+    def norm(self, width: int) -> nn.RMSNorm:
+        """Make a norm of so many channels."""
+        return nn.RMSNorm(width, eps=self.eps)
 
 
 class Rotation(NamedTuple):
@@ -31,10 +48,10 @@ class Rotation(NamedTuple):
     sine: Tensor
 
     @classmethod
-    def of(cls, positions: Tensor, head: int, dtype: torch.dtype) -> Rotation:
+    def of(cls, positions: Tensor, head: int, base: float, dtype: torch.dtype) -> Rotation:
         """Compute them for ``[B or 1, n]`` positions."""
         power = torch.arange(0, head, 2, device=positions.device, dtype=torch.float32) / head
-        angle = positions[:, None, :, None].float() * BASE**-power
+        angle = positions[:, None, :, None].float() * base**-power
         angle = torch.cat([angle, angle], dim=-1)
         return cls(angle.cos().to(dtype), angle.sin().to(dtype))
 
@@ -47,16 +64,16 @@ class Rotation(NamedTuple):
 class DraftLayer(nn.Module):
     """Attend to context and block, then apply an MLP, each with a norm and a residual."""
 
-    def __init__(self, shape: LayerSizes) -> None:
+    def __init__(self, made: Shape) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape = shape = made.sizes
         hidden, inner = shape.hidden, shape.inner
-        self.before_attention, self.before_mlp = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.before_attention, self.before_mlp = made.norm(hidden), made.norm(hidden)
         self.query = nn.Linear(hidden, shape.heads * shape.head, bias=False)
         self.key = nn.Linear(hidden, shape.groups * shape.head, bias=False)
         self.value = nn.Linear(hidden, shape.groups * shape.head, bias=False)
         self.out = nn.Linear(shape.heads * shape.head, hidden, bias=False)
-        self.query_norm, self.key_norm = nn.RMSNorm(shape.head), nn.RMSNorm(shape.head)
+        self.query_norm, self.key_norm = made.norm(shape.head), made.norm(shape.head)
         self.gate = nn.Linear(hidden, inner, bias=False)
         self.up = nn.Linear(hidden, inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
@@ -111,18 +128,19 @@ class DraftModel(nn.Module):
     """Stack layers that have the target's features in their keys and values (KV injection).
 
     Args:
-        shape: of every layer.
+        made: of every layer.
         layers: how many.
         taps: L.
     """
 
-    def __init__(self, shape: LayerSizes, layers: int, taps: int) -> None:
+    def __init__(self, made: Shape, layers: int, taps: int) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self._base = made.sizes, made.base
+        shape = self.shape
         self.fuse = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
-        self.fuse_norm = nn.RMSNorm(shape.hidden)
-        self.layers: Any = nn.ModuleList(DraftLayer(shape) for _ in range(layers))
-        self.norm = nn.RMSNorm(shape.hidden)
+        self.fuse_norm = made.norm(shape.hidden)
+        self.layers: Any = nn.ModuleList(DraftLayer(made) for _ in range(layers))
+        self.norm = made.norm(shape.hidden)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,4 +164,4 @@ class DraftModel(nn.Module):
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Compute the rotation of ``[B or 1, n]`` positions."""
-        return Rotation.of(positions, self.shape.head, self.dtype)
+        return Rotation.of(positions, self.shape.head, self._base, self.dtype)

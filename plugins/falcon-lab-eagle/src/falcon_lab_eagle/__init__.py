@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from falcon_lab import hookimpl
 from falcon_lab.fields import choice, ranged
-from falcon_lab.plugins.hooks import DraftVocabularyOption, Register
+from falcon_lab.plugins.hooks import DraftVocabularyOption, LayerOptions, Register
 
 __all__ = ["Eagle3Config", "EagleConfig", "FspadConfig", "register_components"]
 
@@ -27,10 +27,12 @@ class EagleConfig(LayersOption):
     """``full``: blocks as the target has them; ``published``: as the published heads and engines
     have them, without the first block's input norm, a final norm and a bias where inputs are
     fused."""
+    bias: bool | None = None
+    """Of the map that fuses inputs; null is as the form has it. Some published heads have one."""
 
 
 @dataclass
-class Eagle3Config(DraftVocabularyOption):
+class Eagle3Config(LayerOptions, DraftVocabularyOption):
     """Configure EAGLE-3 (arXiv 2503.01840, §3)."""
 
     taps: list[int] | None = ranged(None, least=0, most=1000)
@@ -38,6 +40,10 @@ class Eagle3Config(DraftVocabularyOption):
     low, a middle and a high one: 2, L // 2 and L - 3 of L layers."""
     head: str = choice("target", ("target", "own"))
     """``target``: its frozen LM head; ``own``: one that is trained, as in the official code."""
+    norm_before_residual: bool = False
+    """Around the attention goes the hidden state behind its norm, as speculators has it."""
+    eps: float = ranged(1e-6, above=0, most=1)
+    """Of the norms."""
 
     def __post_init__(self) -> None:
         if self.taps is not None and not self.taps:
@@ -66,6 +72,7 @@ def register_components(register: Register) -> None:
             "vllm": "falcon_lab_eagle.exports:EagleVllm",
             "sglang": "falcon_lab_eagle.exports:EagleSglang",
         },
+        imports="falcon_lab_eagle.imports:EagleFolder",
     )
     register.drafter(
         "eagle3",
@@ -76,6 +83,7 @@ def register_components(register: Register) -> None:
             "speculators": "falcon_lab_eagle.exports:Eagle3Speculators",
             "sglang": "falcon_lab_eagle.exports:Eagle3Sglang",
         },
+        imports="falcon_lab_eagle.imports:Eagle3Folder",
     )
     register.drafter("fspad", "falcon_lab_eagle.fspad:FspadDrafter", config=FspadConfig)
     register.template("eagle1", "falcon_lab_eagle.tree:published_tree")

@@ -27,8 +27,11 @@ class EagleDrafter(FeatureHead):
         host = context.host
         fuse = Fuse("linear", host.hidden_size, layers=1, dropout=0.0)
         blocks = Backbone.short(host.config, config.layers)
-        if config.form == "published":
+        published = config.form == "published"
+        bias = not published if config.bias is None else config.bias
+        if not bias:
             fuse.mix = nn.Linear(2 * host.hidden_size, host.hidden_size, bias=False)
+        if published:
             blocks = bare(blocks, host.hidden_size)
         vocabulary = context.draft_vocabulary(config.draft_vocabulary)
         super().__init__(host, fuse, blocks, block=1, vocabulary=vocabulary)

@@ -23,7 +23,7 @@ from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_layers import Rows
 from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.families import LayerSizes
+from falcon_lab.model.families import own_sizes
 from falcon_lab_eagle import Eagle3Config
 
 KERNELS = ("eager", "sdpa", "flex_attention")
@@ -39,7 +39,10 @@ class Eagle3Drafter(FeatureHead):
 
     def __init__(self, config: Eagle3Config, context: BuildContext) -> None:
         host = context.host
-        blocks = Backbone(WideLayer(layer_config(host)), width=2 * host.hidden_size)
+        layer = WideLayer(
+            layer_config(host, config), norm_before_residual=config.norm_before_residual
+        )
+        blocks = Backbone(layer, width=2 * host.hidden_size)
         own = config.head == "own"
         vocabulary = context.draft_vocabulary(config.draft_vocabulary, own_head=own)
         super().__init__(host, Fusing(), blocks, block=1, vocabulary=vocabulary)
@@ -48,7 +51,7 @@ class Eagle3Drafter(FeatureHead):
         layers = host.config.num_hidden_layers
         self.taps = default_taps(layers) if config.taps is None else tuple(config.taps)
         self.mix = nn.Linear(len(self.taps) * host.hidden_size, host.hidden_size, bias=False)
-        self.norm = LlamaRMSNorm(host.hidden_size)
+        self.norm = LlamaRMSNorm(host.hidden_size, eps=config.eps)
         self.head: nn.Linear | None = None
         if own:
             self.head = nn.Linear(host.hidden_size, (vocabulary or host).vocab_size, bias=False)
@@ -82,19 +85,24 @@ class WideLayer(nn.Module):
     """Run Llama's decoder layer with an attention that reads an embedding beside a hidden state.
 
     It is called like a base model of Hugging Face, and the same for every family of targets.
+
+    Args:
+        config: of the layer.
+        norm_before_residual: the residual around the attention is the state behind its norm.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool = False) -> None:
         super().__init__()
-        width = config.hidden_size
+        width, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
-        self.embedding_norm = LlamaRMSNorm(width)
-        self.hidden_norm = LlamaRMSNorm(width)
+        self._norm_before_residual = norm_before_residual
+        self.embedding_norm = LlamaRMSNorm(width, eps=eps)
+        self.hidden_norm = LlamaRMSNorm(width, eps=eps)
         self.attention: Any = LlamaAttention(config, 0)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.attention, name)
             setattr(self.attention, name, nn.Linear(2 * width, narrow.out_features, bias=False))
-        self.mlp_norm = LlamaRMSNorm(width)
+        self.mlp_norm = LlamaRMSNorm(width, eps=eps)
         self.mlp = LlamaMLP(config)
         self.rotary = LlamaRotaryEmbedding(config)
 
@@ -108,14 +116,15 @@ class WideLayer(nn.Module):
     ) -> BaseModelOutputWithPast:
         """Turn ``[B, T, 2H]``, embeddings and hidden states, into ``[B, T, H]``."""
         embedding, hidden = inputs_embeds.chunk(2, dim=-1)
-        rows = torch.cat([self.embedding_norm(embedding), self.hidden_norm(hidden)], dim=-1)
+        normed = self.hidden_norm(hidden)
+        rows = torch.cat([self.embedding_norm(embedding), normed], dim=-1)
         attended = self.attention(
             hidden_states=rows,
             position_embeddings=self.rotary(rows, position_ids),
             attention_mask=attention_mask,
             past_key_values=past_key_values,
         )[0]
-        hidden = hidden + attended
+        hidden = (normed if self._norm_before_residual else hidden) + attended
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
         return BaseModelOutputWithPast(last_hidden_state=hidden)
 
@@ -125,16 +134,21 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
     Of a target with few layers they are the last three that can be tapped.
     """
-    official = (2, layers // 2, layers - 3)
+    official = official_taps(layers)
     if 2 < official[1] < official[2]:
         return official
     return tuple(range(max(0, layers - 3), layers))
 
 
-def layer_config(host: DrafterHost) -> LlamaConfig:
-    """Return the configuration of Llama's layer in the target's sizes."""
+def official_taps(layers: int) -> tuple[int, int, int]:
+    """Return the layers that the official code reads of a target, however few it has."""
+    return 2, layers // 2, layers - 3
+
+
+def layer_config(host: DrafterHost, options: Eagle3Config) -> LlamaConfig:
+    """Return the configuration of Llama's layer in the target's sizes, or those of the options."""
     theirs = host.config
-    sizes = LayerSizes.of(theirs)
+    sizes = own_sizes(theirs, options)
     kernel = getattr(theirs, "_attn_implementation", None)
     config = LlamaConfig(
         vocab_size=1,
@@ -148,6 +162,8 @@ def layer_config(host: DrafterHost) -> LlamaConfig:
         num_key_value_heads=sizes.groups,
         head_dim=sizes.head,
         max_position_embeddings=host.max_positions,
+        rms_norm_eps=options.eps,
+        rope_parameters={"rope_type": "default", "rope_theta": options.rope_base},
     )
     config._attn_implementation = kernel if kernel in KERNELS else "sdpa"
     return config

@@ -106,7 +106,7 @@ class Eagle3Format(ExportFormat):
             "torch_dtype": dtype_of(tensors),
             "draft_vocab_size": drafted,
             "tie_word_embeddings": False,
-            "norm_before_residual": False,
+            "norm_before_residual": drafter.config.norm_before_residual,
             "target_hidden_size": drafter.host.hidden_size,
         }
 
@@ -127,7 +127,7 @@ class Eagle3Format(ExportFormat):
 
 def llama_layer(drafter: TrainedDrafter) -> dict[str, Any]:
     """Return the decoder layer of EAGLE-3 as the configuration of a Llama of one layer."""
-    host, made = drafter.host, layer_config(drafter.host)
+    host, made = drafter.host, layer_config(drafter.host, drafter.config)
     theta = made.rope_parameters["rope_theta"]
     return {
         "model_type": "llama",
@@ -230,7 +230,7 @@ class Eagle3Speculators(Eagle3Format):
             "speculators_model_type": "eagle3",
             "speculators_version": "0.9.0",
             "draft_vocab_size": of_engines["draft_vocab_size"],
-            "norm_before_residual": False,
+            "norm_before_residual": drafter.config.norm_before_residual,
             "target_hidden_size": None,
             "eagle_aux_hidden_state_layer_ids": taps,
             "tie_word_embeddings": False,
@@ -265,7 +265,13 @@ BLOCKS = "backbone.base.layers."
 
 
 class EagleFormat(ExportFormat):
-    """What the engines' formats of EAGLE-1 share; embeddings and LM head are the target's."""
+    """What the engines' formats of EAGLE-1 share; embeddings and LM head are the target's.
+
+    Attributes:
+        has_bias: whether inputs are fused with one.
+    """
+
+    has_bias = False
 
     def write(self, drafter: TrainedDrafter) -> Exported:
         """Map names and configuration."""
@@ -274,6 +280,11 @@ class EagleFormat(ExportFormat):
             raise FalconLabError(
                 "its decoder blocks have norms, and its inputs a bias, which engines' EAGLE-1 "
                 "lacks; train one with drafter.form=published"
+            )
+        if "fuse.mix.bias" in drafter.tensors and not self.has_bias:
+            raise FalconLabError(
+                "its inputs are fused with a bias, which vLLM leaves out without a word; train one "
+                "with drafter.bias=null"
             )
         if host.config.model_type != "llama":
             raise FalconLabError(
@@ -303,8 +314,10 @@ class EagleFormat(ExportFormat):
 
     def read(self, exported: Exported, drafter: TrainedDrafter) -> dict[str, Tensor]:
         """Map the names back."""
-        tensors = without(exported.tensors, "fc.bias")
-        ours = {"fuse.mix.weight": tensors.pop("fc.weight")}
+        tensors = dict(exported.tensors)
+        ours, bias = {"fuse.mix.weight": tensors.pop("fc.weight")}, tensors.pop("fc.bias", None)
+        if bias is not None and drafter.config.bias:
+            ours["fuse.mix.bias"] = bias
         for name, tensor in tensors.items():
             ours[BLOCKS + name.removeprefix("layers.")] = tensor
         return ours
@@ -319,8 +332,8 @@ LLAMA = (
 
 
 def _engines_name(name: str) -> str:
-    if name == "fuse.mix.weight":
-        return "fc.weight"
+    if name in ("fuse.mix.weight", "fuse.mix.bias"):
+        return name.replace("fuse.mix", "fc")
     if not name.startswith(BLOCKS):
         raise FalconLabError(f"among its tensors {name} is one too many")
     return "layers." + name.removeprefix(BLOCKS)
@@ -347,10 +360,13 @@ class EagleSglang(EagleFormat):
 
     engines = "SGLang (0.5.23)"
     tags = ("eagle", "sglang")
+    has_bias = True
 
     def write(self, drafter: TrainedDrafter) -> Exported:
-        """Add a bias of zeros, without which SGLang would have a random one."""
+        """Add a bias of zeros where there is none: SGLang would have a random one."""
         found = super().write(drafter)
+        if "fc.bias" in found.tensors:
+            return found
         weight = found.tensors["fc.weight"]
         return Exported(found.config, {**found.tensors, "fc.bias": weight.new_zeros(len(weight))})
 

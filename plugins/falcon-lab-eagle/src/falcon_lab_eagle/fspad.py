@@ -28,7 +28,7 @@ from falcon_lab.drafters.head_layers import Rows
 from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import LayerSizes, short_config
-from falcon_lab_eagle import FspadConfig
+from falcon_lab_eagle import Eagle3Config, FspadConfig
 from falcon_lab_eagle.eagle3 import KERNELS, layer_config
 
 
@@ -141,7 +141,7 @@ class AlignedLayers(nn.Module):
 def aligned_config(host: DrafterHost, layers: int) -> LlamaConfig:
     """Return the configuration of the layers: the target's own where it is Llama's."""
     if not isinstance(host.config, LlamaConfig):
-        config = layer_config(host)
+        config = layer_config(host, Eagle3Config())
         config.num_hidden_layers = layers
         return config
     own: LlamaConfig = short_config(host.config, layers)

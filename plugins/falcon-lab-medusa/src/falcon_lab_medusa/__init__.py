@@ -55,6 +55,7 @@ def register_components(register: Register) -> None:
         exports={
             "vllm": "falcon_lab_medusa.exports:MedusaVllm",
         },
+        imports="falcon_lab_medusa.imports:MedusaFolder",
     )
     register.objective(
         "medusa", "falcon_lab_medusa.objective:MedusaObjective", config=MedusaObjectiveConfig

@@ -24,24 +24,26 @@ class MedusaVllm(ExportFormat):
 
     def write(self, drafter: TrainedDrafter) -> Exported:
         """Map names and configuration; without output layers of its own the target's come along."""
-        ours, host = dict(drafter.tensors), drafter.host
-        ids = ours.pop(IDS, None)
+        ours, host = drafter.tensors, drafter.host
+        if IDS in ours:
+            raise FalconLabError(
+                "it has a draft vocabulary, with which vLLM's Medusa does not load (0.32 takes "
+                "its own token_map for a weight that is missing); train one with "
+                "drafter.draft_vocabulary=null"
+            )
         tensors = {_block(name): ours[name] for name in ours if TRUNK.fullmatch(name)}
         heads = {name: ours[name] for name in ours if name.startswith("heads.")}
         if any(name.endswith("bias") for name in heads):
             raise FalconLabError("its output layers have a bias, and vLLM's have none")
         tensors |= {_head(name): head for name, head in heads.items()}
         if not heads:
-            rows = plain_tables(host).head
-            tensors[SHARED] = rows if ids is None else rows[ids]
-        if ids is not None:
-            tensors["token_map"] = ids
+            tensors[SHARED] = plain_tables(host).head
         config = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
             "hidden_size": host.hidden_size,
             "vocab_size": host.vocab_size,
-            "truncated_vocab_size": host.vocab_size if ids is None else len(ids),
+            "truncated_vocab_size": host.vocab_size,
             "num_heads": drafter.config.block,
             "num_hidden_layers": drafter.config.layers,
             "medusa_fc_bias": True,
@@ -53,8 +55,7 @@ class MedusaVllm(ExportFormat):
 
     def read(self, exported: Exported, drafter: TrainedDrafter) -> dict[str, Tensor]:
         """Map the names back."""
-        tensors = dict(exported.tensors)
-        ours = {} if (ids := tensors.pop("token_map", None)) is None else {IDS: ids}
+        tensors, ours = dict(exported.tensors), {}
         if drafter.config.head != "own":
             tensors = without(tensors, SHARED)
         for name, tensor in tensors.items():

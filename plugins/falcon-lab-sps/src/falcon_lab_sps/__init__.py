@@ -65,5 +65,6 @@ def register_components(register: Register) -> None:
             "sglang": "falcon_lab_sps.exports:DraftModelSglang",
             "transformers": "falcon_lab_sps.exports:DraftModelFormat",
         },
+        imports="falcon_lab_sps.imports:PlainModel",
     )
     register.controller("hf_length", "falcon_lab_sps.hf_length:HfLength", config=HfLengthConfig)
