@@ -39,6 +39,8 @@ def test_a_drafter_goes_out_and_comes_back(folder: Path) -> None:
     card = (folder / "out" / "README.md").read_text()
     assert "vllm serve" in card
     assert '"num_speculative_tokens": 3' in card
+    assert str(folder) not in card
+    assert "vllm serve TARGET" in card
     assert "tags: [speculative-decoding, draft-model, eagle3, vllm]" in card
     run("export", "drafter", "out", "--to", "vllm", "--draft-tokens", "3", "--verify")
     run("import", "out", "back")
@@ -167,7 +169,11 @@ def test_an_ordinary_run_imports_nothing_of_it() -> None:
             if any(name.startswith("falcon_lab.export") for name in names):
                 found.add(path)
     allowed = {"commands/export.py", "testing/exports.py"}
-    formats = {path for path in found if path.name == "exports.py" and "plugins" in path.parts}
+    formats = {
+        path
+        for path in found
+        if path.name in ("exports.py", "imports.py") and "plugins" in path.parts
+    }
     inside = {path for path in found if path.parent.name == "export"}
     rest = {"/".join(path.parts[-2:]) for path in found - formats - inside}
     assert rest == allowed

@@ -16,6 +16,7 @@ from falcon_lab.pretraining.quality import Quality
 from falcon_lab.pretraining.target import (
     ensure_pretrained,
     ensure_target,
+    hub_id_of_target,
     recipe_fingerprint,
     source_of,
     stored_quality,
@@ -62,6 +63,18 @@ def test_a_registered_name_leads_to_its_source_and_any_other_to_itself(tmp_path:
     assert sources == [RECIPE, str(tmp_path / "model.gguf"), "org/model"]
     assert source_of(TargetConfig(name="theirs/mine2"), components=known) == "org/model"
     assert source_of(TargetConfig(name="org/other"), components=known) == "org/other"
+
+
+def test_a_hub_id_is_what_the_world_knows_and_never_a_path(tmp_path: Path) -> None:
+    def file(config: None, context: TargetContext) -> Path:
+        return tmp_path
+
+    said = Component("target", "mine", file, None, "theirs", "1", published="org/model")
+    quiet = Component("target", "other", file, None, "theirs", "1")
+    known = Components([said, quiet])
+    names = ("mine", "other", "a/model", "plain", str(tmp_path))
+    found = [hub_id_of_target(TargetConfig(name=name), known) for name in names]
+    assert found == ["org/model", None, "a/model", None, None]
 
 
 def test_the_default_target_is_registered_and_a_recipe_goes_before_any_name() -> None:

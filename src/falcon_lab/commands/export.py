@@ -69,11 +69,16 @@ def export_command(
             check_out(out, folder)
 
         from falcon_lab.export.folder import Export
-        from falcon_lab.pretraining.target import ensure_target, place_of_target
+        from falcon_lab.pretraining.target import (
+            ensure_target,
+            hub_id_of_target,
+            place_of_target,
+        )
 
         model = ensure_target(experiment.target, progress, components)
         place = place_of_target(experiment.target, components)
-        export = Export.of(folder, name, model, place, components, draft_tokens)
+        published = hub_id_of_target(experiment.target, components)
+        export = Export.of(folder, name, model, place, components, draft_tokens, published)
         if not verify:
             click.echo(f"wrote {export.write(out)} for {export.form.engines}")
             return

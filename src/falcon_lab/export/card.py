@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from falcon_lab.interfaces import ExportFormat, TrainedDrafter
@@ -12,13 +12,16 @@ from falcon_lab.report.page import render
 
 TAGS = ("speculative-decoding", "draft-model")
 """Of every exported drafter."""
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DRAFTER = "DRAFTER"
-"""Stands in a card for the folder, or its id on the hub."""
+DRAFTER, TARGET = "DRAFTER", "TARGET"
+"""Stand in a card for the folder and for the target, or their ids on the hub."""
 
 
 def export_card(
-    form: ExportFormat, trained: TrainedDrafter, description: Mapping[str, Any], card: str
+    form: ExportFormat,
+    trained: TrainedDrafter,
+    description: Mapping[str, Any],
+    card: str,
+    published: str | None,
 ) -> str:
     """Return Markdown with a YAML head that the Hugging Face hub reads.
 
@@ -27,24 +30,21 @@ def export_card(
         trained: what was exported.
         description: of the saved drafter.
         card: of the saved drafter; what it says of making and measuring is taken over.
+        published: the target's hub id; None: nobody knows one, and no path stands for it.
     """
+    public = replace(trained, place=published or TARGET)
     return render(
         "export.md",
-        base_model=hub_id(trained.place),
+        base_model=published,
         tags=[*TAGS, *form.tags],
         engines=form.engines,
-        serving=form.serving(DRAFTER, trained),
+        serving=form.serving(DRAFTER, public),
         drafter=description["drafter"],
         target=description["target"],
         provenance=description["provenance"],
         measured=section(card, "Measured"),
         recipe=section(card, "Recipe"),
     )
-
-
-def hub_id(place: str) -> str | None:
-    """Return a place if it is a hub id; None where it is a path."""
-    return place if HUB_ID.fullmatch(place) and not Path(place).exists() else None
 
 
 def section(card: str, title: str) -> str:

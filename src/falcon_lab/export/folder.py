@@ -75,6 +75,7 @@ class Export:
         trained: what it reads.
         description: of the saved drafter.
         card: its README.md.
+        published: the target's hub id, for the card; None where there is none.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Export:
     trained: TrainedDrafter
     description: Mapping[str, Any]
     card: str
+    published: str | None = None
 
     @classmethod
     def of(
@@ -92,6 +94,7 @@ class Export:
         place: str,
         components: Components,
         draft_tokens: int,
+        published: str | None = None,
     ) -> Export:
         """Read a saved drafter.
 
@@ -102,6 +105,7 @@ class Export:
             place: where other programs find the target.
             components: know the drafter's kind.
             draft_tokens: of a chain.
+            published: the target's hub id, for the card; None where there is none.
 
         Raises:
             FalconLabError: the format is none of such a drafter's; or as ``load_drafter``.
@@ -112,7 +116,7 @@ class Export:
         config, state = components.options("drafter", node), read_state(folder / WEIGHTS)
         trained = TrainedDrafter(config, drafter, state, target, place, draft_tokens)
         card = read_bounded(folder / CARD).decode(errors="replace")
-        return cls(name, form, trained, read_description(folder), card)
+        return cls(name, form, trained, read_description(folder), card, published)
 
     def mapped(self) -> Exported:
         """Return what the folder holds, which leads back to the same weights.
@@ -143,7 +147,7 @@ class Export:
             for name, content in made.others.items():
                 (fresh / name).parent.mkdir(parents=True, exist_ok=True)
                 (fresh / name).write_bytes(content)
-            card = export_card(self.form, self.trained, self.description, self.card)
+            card = export_card(self.form, self.trained, self.description, self.card, self.published)
             (fresh / CARD).write_text(card, "utf-8")
             (fresh / DESCRIPTION).write_text(json.dumps(made.config, indent=2) + "\n", "utf-8")
             origin = json.dumps(asdict(self._origin(fresh)), indent=2)

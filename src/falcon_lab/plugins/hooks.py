@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,8 @@ class Component:
     """Of a drafter: format of another program -> its ``ExportFormat``, made without arguments."""
     imports: Builder | None = None
     """Of a drafter: its ``ImportFormat``."""
+    published: str | None = None
+    """Of a target: the hub id by which the world knows it."""
 
     @property
     def full_name(self) -> str:
@@ -189,14 +191,25 @@ class Register:
         self.components: list[Component] = []
         self._origin = distribution, version, entry_point
 
-    def target(self, name: str, build: Builder, *, config: type | None = None) -> None:
+    def target(
+        self,
+        name: str,
+        build: Builder,
+        *,
+        config: type | None = None,
+        published: str | None = None,
+    ) -> None:
         """Add a target that ``target.name`` can be given by name.
 
         Built, with a ``TargetContext``, it is where the model comes from: the ``Path`` of a GGUF
         file or of a Hugging Face folder, a hub id, or the recipe (``PretrainingConfig``) by which
-        it is trained once.
+        it is trained once. ``published`` is the hub id by which the world knows the model, which
+        cards of drafters for it name.
         """
         self._add("target", name, build, config)
+        if published is not None:
+            known = replace(self.components[-1], published=str(published))
+            self.components[-1] = known
 
     def tuner(self, name: str, build: Builder, *, config: type | None = None) -> None:
         """Add a ``TargetTuner``, which makes a target of another one (``target.tune``).

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from falcon_lab.config.schema import PretrainingConfig, TargetConfig
 from falcon_lab.errors import ConfigError, FalconLabError, did_you_mean
 from falcon_lab.fields import read_yaml, resolve
 from falcon_lab.files import cached, check_place, make_folder, make_once
+from falcon_lab.model.gguf_header import is_gguf, read_header
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.plugins.registry import Components
 from falcon_lab.pretraining.quality import JUDGEMENT, read_quality
@@ -48,6 +50,10 @@ log = logging.getLogger(__name__)
 
 MOST_NAMES = 1000
 """Names that a mistyped one is compared with."""
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+MADE_OF = ("general.source.huggingface.repository", "general.source.repo_url", "general.repo_url")
+"""Keys of a GGUF file under which converters write the model that it was made of."""
 
 Announce = Callable[[str], None]
 """Called with one line for the user."""
@@ -126,6 +132,34 @@ def place_of_target(config: TargetConfig, components: Components | None = None) 
     if isinstance(source, PretrainingConfig):
         return str(target_folder(config.name, source))
     return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+def hub_id_of_target(config: TargetConfig, components: Components | None = None) -> str | None:
+    """Return the hub id by which the world knows a target; None where nobody says one.
+
+    A registered target says its own, a GGUF file the repository that it was made of.
+
+    Raises:
+        FalconLabError: as ``source_of``; or a GGUF file is damaged.
+    """
+    known = components or load_components()
+    if config.tune is not None:
+        return None
+    if config.pretraining is None and known.knows("target", config.name):
+        said = known.find("target", config.name).published
+        if said is not None:
+            return said
+    place = place_of_target(config, known)
+    if not Path(place).exists():
+        return place if HUB_ID.fullmatch(place) else None
+    if not is_gguf(place):
+        return None
+    values = read_header(Path(place)).values
+    for key in MADE_OF:
+        said = str(values.get(key, "")).removeprefix("https://huggingface.co/").strip("/")
+        if HUB_ID.fullmatch(said):
+            return said
+    return None
 
 
 def ensure_target(

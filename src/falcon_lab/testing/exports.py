@@ -61,7 +61,8 @@ def check_export(
         ContractError: something is lost.
     """
     save_for_export(folder / "before", target, node, components)
-    export = Export.of(folder / "before", name, target, "org/target", components, 4)
+    place = "org/target"
+    export = Export.of(folder / "before", name, target, place, components, 4, place)
     out = export.write(folder / "out")
     if lines := export.differences(out):
         raise ContractError(f"what is read back is not what was written: {lines[0]}")
@@ -70,7 +71,7 @@ def check_export(
         if (folder / "after" / part).read_bytes() != (folder / "before" / part).read_bytes():
             raise ContractError(f"{part} is another after export and import")
     card = (out / CARD).read_text("utf-8")
-    if missing := [tag for tag in ("org/target", *export.form.tags) if tag not in card]:
+    if missing := [tag for tag in (place, *export.form.tags) if tag not in card]:
         raise ContractError(f"its card lacks {missing[0]}")
     return export
 

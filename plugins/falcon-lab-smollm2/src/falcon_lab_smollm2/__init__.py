@@ -15,6 +15,10 @@ HERE = Path(__file__).resolve().parent
 @hookimpl
 def register_components(register: Register) -> None:
     """Register the target, a drafter that was trained for it, and what it was trained on."""
-    register.target("smollm2", f"{__name__}.target:installed_file")
+    register.target(
+        "smollm2",
+        f"{__name__}.target:installed_file",
+        published="HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
     register.saved_drafter("smollm2", HERE / "drafter")
     register.corpus("smollm2-dialogues", HERE / "dialogues.jsonl.gz")
