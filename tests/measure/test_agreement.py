@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from falcon_lab.decoding.rounding import Reading
+from falcon_lab.measure.journal import Journal
 from falcon_lab.measure.metrics import compare_with_plain, first_difference, summarise
 from falcon_lab.measure.records import Record
 from measuring import prompt, row
@@ -37,6 +40,23 @@ def agreement(margin: float, noise: float | None) -> Record:
         prompt("p0", "a"),
         lambda *_: Reading(torch.tensor([0.0, -9.0, -9.0, margin]).expand(4, -1), noise),
     )
+
+
+def test_a_difference_that_was_read_is_not_read_again(tmp_path: Path) -> None:
+    journal, reads = Journal(tmp_path / "answers.jsonl"), list[int]()
+
+    def read(*_: object) -> Reading:
+        reads.append(1)
+        return Reading(torch.tensor([0.0, -9.0, -9.0, 0.25]).expand(4, -1), 0.5)
+
+    plain = row("plain", tokens=[1, 2, 3])
+    others = [row("tree", tokens=tokens) for tokens in ([1, 2, 0], [1, 2, 0, 1], [1, 2])]
+    first = [compare_with_plain(plain, o, prompt("p0", "a"), read, journal) for o in others]
+    assert len(reads) == 2  # the first two part at the same token
+    again = Journal(journal.path)
+    assert [compare_with_plain(plain, o, prompt("p0", "a"), read, again) for o in others] == first
+    compare_with_plain(plain, others[0], prompt("p0", "b"), read, again)
+    assert len(reads) == 3
 
 
 @pytest.mark.parametrize(

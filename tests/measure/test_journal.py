@@ -46,6 +46,22 @@ def test_another_measurement_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert Journal.open(tmp_path, "tune", FACTS).path != same.path
 
 
+def test_nothing_is_written_before_there_is_something_to_keep(tmp_path: Path) -> None:
+    opened = journal(tmp_path)
+    assert not opened.path.exists()
+    opened.add_facts("tree", {"block": 2})
+    opened.add_difference("ab12", 0.25, None)
+    opened.add_difference("cd34", 0.5, 0.75)
+    assert opened.path.read_text("utf-8").startswith('{"facts": {"prompts"')
+    again = journal(tmp_path)
+    assert again.facts() == opened.facts() == {"tree": {"block": 2}}
+    assert [again.difference(key) for key in ("ab12", "cd34", "ef56")] == [
+        (0.25, None),
+        (0.5, 0.75),
+        None,
+    ]
+
+
 def test_a_look_at_the_memory_is_kept_too_even_where_nothing_was_seen(tmp_path: Path) -> None:
     first = journal(tmp_path)
     first.add_peak("tree", 4096)

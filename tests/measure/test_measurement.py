@@ -293,6 +293,15 @@ def test_a_measurement_that_was_interrupted_goes_on_with_the_prompt_that_it_was_
     assert found.records["tree"][0].turns[0].tokens in ([65], [66])
 
 
+def test_a_method_that_is_warm_needs_no_warm_up(tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
+    engines = {name: Scripted([65], log=log, name=name) for name in ("plain", "tree")}
+    prompts = [prompt("0", "a")]
+    settings: dict[str, Any] = {"stop": STOP, "on_progress": QUIET}
+    measure(engines, prompts, config(warmup=1), **settings, warm={"plain"})
+    assert log == [("tree", "a"), ("plain", "a"), ("tree", "a")]
+
+
 def test_a_finished_measurement_is_read_and_nothing_is_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -46,6 +46,7 @@ from falcon_lab.measure.results import build_results
 from falcon_lab.model.compiled import check_compiler
 from falcon_lab.model.loading import resolve_device
 from falcon_lab.pretraining.target import TargetAhead, target_ahead
+from falcon_lab.pretraining.tuned import weights_of
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import torch_threads
 
@@ -190,6 +191,27 @@ class Setup:
             )
         return choose_drafter(drafter, self.experiment.decoding, self.announce), node
 
+    def node_of(self, config: MethodConfig, trained: Path | None = Path()) -> Node:
+        """Return the node that ``drafter`` would return, without building or loading anything.
+
+        Raises:
+            FalconLabError: the drafter is not there.
+        """
+        if config.drafter is None and config.drafter_path:
+            with opened_drafter(config.drafter_path, self.components) as folder:
+                return saved_node(folder, self.components)
+        if config.drafter is None and trained is not None:
+            _refuse_untrained(trained)
+            return saved_node(trained, self.components)
+
+        def describe(kind: str, inner: Node) -> Node:
+            if (kind, inner["name"]) != ("drafter", "saved"):
+                return inner
+            return self.node_of(MethodConfig(drafter_path=inner.get("path")), trained)
+
+        node = config.drafter or self.experiment.drafter
+        return self.components.replaced("drafter", node, describe)
+
     def _made(self, config: MethodConfig, trained: Path | None) -> tuple[Drafter, Node]:
         """Build or load the drafter of a method as ``drafter`` does; nothing is compiled."""
         if config.drafter is None and config.drafter_path:
@@ -197,11 +219,7 @@ class Setup:
                 return self._saved(folder, trained)
         if config.drafter is not None or trained is None:
             return self._built(config.drafter or self.experiment.drafter, trained)
-        if not (trained / DESCRIPTION).exists():
-            raise FalconLabError(
-                f"{trained}: no drafter is trained here yet; run the stages that train one, "
-                "stages=[target,data,distil], or give the method a drafter or a drafter_path"
-            )
+        _refuse_untrained(trained)
         return self._saved(trained, trained)
 
     def _saved(self, folder: Path, trained: Path | None) -> tuple[Drafter, Node]:
@@ -270,7 +288,7 @@ class Setup:
         drafter, node = self.drafter(config, trained)
         nodes = {key: getattr(config, key) or getattr(self.experiment, key) for key in KINDS}
         methods.engines[name] = self.engine(drafter, nodes)
-        methods.provenance[name] = self.provenance(drafter, node, nodes)
+        methods.provenance[name] = self.provenance(node, nodes, compiled=drafter.is_compiled)
         described = label(node, drafter.block, nodes["tree"], nodes["controller"])
         untrained = config.drafter is not None and is_untrained(drafter)
         methods.labels[name] = f"{described}, untrained" if untrained else described
@@ -340,16 +358,18 @@ class Setup:
             except FalconLabError as error:
                 raise FalconLabError(f"{name}: {error}") from error
 
-    def provenance(self, drafter: Drafter, node: Node, nodes: Mapping[str, Node]) -> dict[str, Any]:
+    def provenance(
+        self, node: Node, nodes: Mapping[str, Node], *, compiled: bool
+    ) -> dict[str, Any]:
         """Return kind of component -> name, distribution and version.
 
         Args:
-            drafter: the object; whether it is compiled is reported too.
-            node: its own.
+            node: of the drafter.
             nodes: of tree, acceptance and controller.
+            compiled: whether the drafter is, which is reported too.
         """
         made = self.components.provenance("drafter", node)
-        return {"drafter": {**made, "compiled": drafter.is_compiled}} | {
+        return {"drafter": {**made, "compiled": compiled}} | {
             key: self.components.provenance(KINDS[key], nodes[key]) for key in KINDS
         }
 
@@ -441,6 +461,7 @@ class Setup:
         *,
         hf: Engine | None = None,
         journal: Journal | None = None,
+        warm: Collection[str] = (),
     ) -> Measurement:
         """Measure engines as the experiment says; see ``measurement.measure``."""
         return measure(
@@ -451,6 +472,7 @@ class Setup:
             hf=hf,
             read=partial(read_again, self.target),
             journal=journal,
+            warm=warm,
         )
 
     def journal(
@@ -474,7 +496,7 @@ class Setup:
         hardware = provenance.hardware(device=str(target.device), threads=config.threads)
         versions, asked = provenance.versions(), self.experiment.target
         known: dict[str, Any] = {
-            "target": provenance.target_of(target),
+            "target": provenance.target_of(target) | {"tuning": weights_of(target.tuning)},
             "decoding": [asdict(self.experiment.decoding), asked.attention, asked.lean],
             "evaluation": asdict(config),
             "prompts": [list(prompt.turns) for prompt in prompts],
@@ -509,6 +531,19 @@ class Setup:
             labels=methods.labels,
             left_out=methods.left_out,
             headline=headline,
+        )
+
+
+def _refuse_untrained(folder: Path) -> None:
+    """Refuse a folder without a drafter.
+
+    Raises:
+        FalconLabError: with what to do.
+    """
+    if not (folder / DESCRIPTION).exists():
+        raise FalconLabError(
+            f"{folder}: no drafter is trained here yet; run the stages that train one, "
+            "stages=[target,data,distil], or give the method a drafter or a drafter_path"
         )
 
 

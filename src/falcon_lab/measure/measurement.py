@@ -5,7 +5,7 @@ Shapes: P prompt tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -19,7 +19,7 @@ from falcon_lab.config.schema import HF_GENERATE, PLAIN, EvaluationConfig
 from falcon_lab.errors import FalconLabError
 from falcon_lab.measure.conversation import EncodedPrompt
 from falcon_lab.measure.journal import Journal
-from falcon_lab.measure.metrics import Reader, ReadOnce, compare_with_plain
+from falcon_lab.measure.metrics import Differences, Reader, ReadOnce, compare_with_plain
 from falcon_lab.measure.records import Answer, Record, RoundColumns, Times
 from falcon_lab.sampling import Sampling
 from falcon_lab.timing import Stopwatch, rotated, torch_threads
@@ -85,6 +85,7 @@ def measure(
     read: Reader | None = None,
     on_progress: Progress | None = None,
     journal: Journal | None = None,
+    warm: Collection[str] = (),
 ) -> Measurement:
     """Let every method answer every prompt ``config.repeats`` times, after a warm-up.
 
@@ -103,25 +104,48 @@ def measure(
         journal: with it the measurement resumes where an equal one stopped. A prompt that
             some method had not answered is answered by all of them again: what is compared was
             measured side by side, in one process.
+        warm: methods that have answered in this process, and need no warm-up.
 
     Raises:
         FalconLabError: for no prompts.
     """
     if not prompts:
         raise FalconLabError("there is no prompt to evaluate on; see evaluation.prompts")
-    session = _Session(_ordered(engines, hf), prompts, config, stop, journal)
+    session = _Session(_ordered(engines, hf), prompts, config, stop, journal, warm)
     with torch_threads(config.threads), _reporter(on_progress, session.answers) as report:
         session.warm_up(report)
         session.run(report)
     records = {name: session.records(name) for name in session.engines}
     if PLAIN in records and config.temperature == 0:
-        _compare(records, prompts, read)
+        _compare(records, prompts, read, journal)
     lossless = {n: e.lossless for n, e in session.engines.items()}
     return Measurement(records, lossless, session.repeats, session.warmups)
 
 
+def answered(
+    journal: Journal, methods: Sequence[str], prompts: Sequence[EncodedPrompt], repeats: int
+) -> dict[tuple[int, int], dict[str, list[Answer]]]:
+    """Return what an earlier process has measured of all methods, by repeat and place."""
+    found = {
+        (repeat, place): journal.group(repeat, prompt.id, methods)
+        for repeat in range(max(1, repeats))
+        for place, prompt in enumerate(prompts)
+    }
+    return {at: group for at, group in found.items() if group is not None}
+
+
+def is_finished(
+    journal: Journal, methods: Sequence[str], prompts: Sequence[EncodedPrompt], repeats: int
+) -> bool:
+    """Return whether a measurement has no turns left."""
+    return len(answered(journal, methods, prompts, repeats)) == max(1, repeats) * len(prompts)
+
+
 def _compare(
-    records: Mapping[str, list[Record]], prompts: Sequence[EncodedPrompt], read: Reader | None
+    records: Mapping[str, list[Record]],
+    prompts: Sequence[EncodedPrompt],
+    read: Reader | None,
+    known: Differences | None,
 ) -> None:
     """Fill in every method's agreement with plain decoding, prompt by prompt."""
     bar = Bar(prompts, desc="texts compared", unit="prompt", delay=BAR_DELAY, leave=False)
@@ -130,7 +154,9 @@ def _compare(
         plain = records[PLAIN][number]
         for name, of_method in records.items():
             if name != PLAIN:
-                of_method[number] = compare_with_plain(plain, of_method[number], prompt, once)
+                of_method[number] = compare_with_plain(
+                    plain, of_method[number], prompt, once, known
+                )
 
 
 def _ordered(engines: Mapping[str, Engine], hf: Engine | None) -> dict[str, Engine]:
@@ -150,6 +176,7 @@ class _Session:
         config: EvaluationConfig,
         stop: StopCondition,
         journal: Journal | None = None,
+        warm: Collection[str] = (),
     ) -> None:
         self.engines = engines
         self.prompts = prompts
@@ -159,26 +186,16 @@ class _Session:
         self.repeats = max(1, config.repeats)
         self.warmups = min(config.warmup, len(prompts))
         self.journal = journal
-        self.known = self._known()
+        self.known = {} if journal is None else answered(journal, [*engines], prompts, self.repeats)
         pending = self.repeats * len(prompts) - len(self.known)
-        self.answers = len(engines) * (self.warmups + pending) if pending else 0
+        self.cold = [name for name in engines if name not in warm]
+        self.answers = len(self.cold) * self.warmups + len(engines) * pending if pending else 0
         self.taken: dict[tuple[str, int], list[list[Answer]]] = {}
-
-    def _known(self) -> dict[tuple[int, int], dict[str, list[Answer]]]:
-        """Return what an earlier process has measured, by repeat and place of the prompt."""
-        if self.journal is None:
-            return {}
-        found = {
-            (repeat, place): self.journal.group(repeat, prompt.id, list(self.engines))
-            for repeat in range(self.repeats)
-            for place, prompt in enumerate(self.prompts)
-        }
-        return {at: group for at, group in found.items() if group is not None}
 
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Answer untimed: allocators, kernels and caches are then as they will be."""
         for place in range(self.warmups if self.answers else 0):
-            for name in self.engines:
+            for name in self.cold:
                 report(name)
                 self.answer(name, place)
 

@@ -9,9 +9,11 @@ Shapes: P prompt tokens, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -44,11 +46,24 @@ class ReadOnce:
         return self._known[key]
 
 
+class Differences(Protocol):
+    """Keeps what was found where texts part, under a name for the texts."""
+
+    def difference(self, key: str) -> tuple[float, float | None] | None:
+        """Return margin and noise; None where they are not known."""
+        ...
+
+    def add_difference(self, key: str, margin: float, noise: float | None) -> None:
+        """Keep them."""
+        ...
+
+
 def compare_with_plain(
     plain: Record,
     record: Record,
     prompt: EncodedPrompt,
     read: Reader | None,
+    known: Differences | None = None,
 ) -> Record:
     """Return the record with its agreement with plain decoding filled in.
 
@@ -57,6 +72,7 @@ def compare_with_plain(
         record: the method's.
         prompt: of both.
         read: tells margin and noise of texts that differ; None leaves them out.
+        known: those that were read before, and keeps these.
     """
     for turn, (expected, got) in enumerate(zip(plain.turns, record.turns, strict=True)):
         place = first_difference(expected.tokens, got.tokens)
@@ -64,9 +80,7 @@ def compare_with_plain(
             margin = noise = None
             if read is not None:
                 before = prompt.tokens([t.tokens for t in plain.turns[:turn]])
-                found = read(before, expected.tokens)
-                noise = found.noise
-                margin = _margin(found.logits[place], expected.tokens, got.tokens, place)
+                margin, noise = _apart(before, expected.tokens, got.tokens, place, read, known)
             return replace(
                 record,
                 identical=False,
@@ -76,6 +90,26 @@ def compare_with_plain(
                 noise=noise,
             )
     return replace(record, identical=True)
+
+
+def _apart(
+    before: Tensor,
+    expected: list[int],
+    got: list[int],
+    place: int,
+    read: Reader,
+    known: Differences | None,
+) -> tuple[float, float | None]:
+    """Return margin and noise where two texts part; read again unless it is known."""
+    texts = json.dumps([before.tolist(), expected, got[: place + 1], len(got) > place])
+    key = hashlib.sha256(texts.encode()).hexdigest()[:16]
+    if known is not None and (kept := known.difference(key)) is not None:
+        return kept
+    found = read(before, expected)
+    margin = _margin(found.logits[place], expected, got, place)
+    if known is not None:
+        known.add_difference(key, margin, found.noise)
+    return margin, found.noise
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:

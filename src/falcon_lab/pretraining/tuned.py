@@ -133,6 +133,14 @@ def tuning_sentence(tuning: Mapping[str, Any]) -> str:
     )
 
 
+def weights_of(tuning: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the plain values of ``Tuning`` without questions, which may be asked later."""
+    if tuning is None:
+        return None
+    tuner = {k: v for k, v in tuning["tuner"].items() if not k.startswith("choices")}
+    return {k: v for k, v in tuning.items() if k != "choices"} | {"tuner": tuner}
+
+
 def _of_choices(choices: Mapping[str, Any] | None) -> str:
     """Return what ``Choices`` says, behind a clause; empty where no questions were asked."""
     if choices is None:

@@ -12,7 +12,7 @@ from falcon_lab.config.schema import DecodingConfig, MethodConfig
 from falcon_lab.decoding.assembling import choose_drafter
 from falcon_lab.drafters.saved import WEIGHTS
 from falcon_lab.measure.engines import Setup
-from falcon_lab.studies.compare.drafters import load_drafters
+from falcon_lab.studies.compare.drafters import drafters_of
 
 NOWHERE: Any = None
 
@@ -30,6 +30,9 @@ class Trainings(Setup):
         drafter = self.made[int(trained.name)]
         return choose_drafter(drafter, self.experiment.decoding, self.announce), {"name": "mine"}
 
+    def node_of(self, config: MethodConfig, trained: Path | None = NOWHERE) -> Any:
+        return {"name": "mine"}
+
 
 @pytest.mark.parametrize("asked", ["none", "drafter"])
 def test_that_a_head_cannot_be_compiled_is_said_once_for_all_its_seeds(
@@ -44,6 +47,7 @@ def test_that_a_head_cannot_be_compiled_is_said_once_for_all_its_seeds(
     base: Any = SimpleNamespace(decoding=DecodingConfig(compile=asked))
     plan: Any = SimpleNamespace(heads=[head], base=base)
     Trainings.made = made
-    found = load_drafters(plan, Trainings(base, NOWHERE, NOWHERE, said.append))
+    found = drafters_of(plan, Trainings(base, NOWHERE, NOWHERE, said.append))
+    assert said == []  # none is loaded before it is asked for
     assert [one.drafter for one in found] == made
     assert len(said) == (asked == "drafter")

@@ -12,7 +12,9 @@ import pytest
 
 from comparisons import save_recipe
 from falcon_lab import experiment
+from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.files import read_lines
+from falcon_lab.measure.engines import Setup
 from falcon_lab.measure.journal import Journal
 from falcon_lab.studies.compare.loading import load_plan
 from running import ROOT, invoke, refused, run
@@ -141,8 +143,9 @@ def test_the_schema_tells_every_key_and_no_other(recipe: Path, results: dict[str
 
 def test_plain_decoding_takes_a_turn_for_every_head(results: dict[str, Any]) -> None:
     assert results["protocol"]["baselines"] == 3
-    journal = list(read_lines(Path(results["protocol"]["rows"]["heldout"]["0"])))
-    methods = [r["method"] for r in journal if "turns" in r and r["prompt"] == journal[1]["prompt"]]
+    journal = read_lines(Path(results["protocol"]["rows"]["heldout"]["0"]))
+    answers = [line for line in journal if "turns" in line]
+    methods = [r["method"] for r in answers if r["prompt"] == answers[0]["prompt"]]
     assert [m for m in methods if m.startswith("plain")] == [
         "plain",
         *(f"plain {n}" for n in (2, 3)),
@@ -155,6 +158,8 @@ def test_the_same_command_again_trains_and_decodes_nothing(
 ) -> None:
     monkeypatch.setattr(experiment, "run", never)
     monkeypatch.setattr(Journal, "add", never)
+    monkeypatch.setattr(Setup, "drafter", never)  # nor is any head loaded or tried
+    monkeypatch.setattr(Setup, "rehearse", never)
     printed = run("compare", recipe)
     assert (
         f"answers are there from before: {results['protocol']['rows']['heldout']['0']}" in printed
@@ -162,12 +167,18 @@ def test_the_same_command_again_trains_and_decodes_nothing(
     again = json.loads((recipe.parent / "out" / "tiny.json").read_text("utf-8"))
     assert again["rows"] == results["rows"]
     assert again["pairs"] == results["pairs"]
+    assert again["heads"] == results["heads"]
+    assert again["left_out"] == results["left_out"]
 
 
 def test_another_table_of_the_same_folder_takes_the_rows_that_are_there(
     recipe: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Journal, "add", never)
+    for path in Path(results["protocol"]["rows"]["heldout"]["0"]).parent.iterdir():
+        begin, *lines = path.read_text("utf-8").splitlines(keepends=True)
+        rest = [line for line in lines if '"facts"' not in line]  # as an earlier version wrote it
+        path.write_text("".join([begin, *rest]), encoding="utf-8")
     other = recipe.with_name("other.yaml")
     other.write_text(
         "base: tiny.yaml\nname: other\n"
@@ -228,7 +239,10 @@ def test_heads_of_finished_runs_are_measured_on_several_prompt_sets(
         "    tree: {name: union, nodes: 4, parts: [{name: chain, depth: 2}, {name: chain}]}\n"
         f"  lost: {{optional: true, runs: [{out}/gone]}}\n"
     )
+    answers = counted(monkeypatch, SpeculativeEngine, "generate")
     assert f"left out: lost ({out}/gone/drafter holds no trained drafter)" in run("compare", path)
+    # Five engines are tried and warmed up once, answer two sets, and the first seeds' show memory.
+    assert len(answers) == 5 + 5 + 2 * 5 + 3
     found = json.loads((out / "field.json").read_text("utf-8"))
     assert {(r["head"], r["prompt_set"], len(r["seeds"]), r["prompts"]) for r in found["rows"]} == {
         (head, prompts, seeds, 1)
@@ -281,6 +295,18 @@ def never(*_: Any, **__: Any) -> None:
     raise AssertionError("this was done already")
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+    """Have a method note its calls."""
+    calls, method = list[str](), getattr(owner, name)
+
+    def noting(*arguments: Any, **more: Any) -> Any:
+        calls.append(name)
+        return method(*arguments, **more)
+
+    monkeypatch.setattr(owner, name, noting)
+    return calls
+
+
 def test_a_comparison_killed_between_two_trainings_trains_only_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +349,9 @@ def test_a_comparison_killed_while_it_measures_goes_on_with_the_prompt_that_it_w
     [journal] = (tmp_path / "out" / "rows").glob("compare-*.jsonl")
     before = [record for record in read_lines(journal) if "turns" in record]
     assert before
+    loads = counted(monkeypatch, Setup, "drafter")
     run("compare", recipe, *ONE)
+    assert len(loads) == 3  # two seeds of one head, and the other head, once each
     after = [record for record in read_lines(journal) if "turns" in record]
     assert after[: len(before)] == before
     complete = {(r["prompt"], r["method"]) for r in after}

@@ -1,10 +1,11 @@
-"""Train the drafters of a comparison, each by a run of its own, and load them into one process."""
+"""Train the drafters of a comparison, each by a run of its own, and load those that are needed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,55 +98,84 @@ class EngineKey:
 
 
 @dataclass(frozen=True)
+class EngineFacts:
+    """What tables say of an engine; it stands beside its answers, so that it need not be made.
+
+    Attributes:
+        fits: whether a round of it keeps to its budget; one that does not is not measured.
+        lossless: whether its rule is.
+        block: k of its drafter.
+        parameters: of the drafter; the target's embedding and head are not among them.
+        compiled: whether the drafter is.
+    """
+
+    fits: bool
+    lossless: bool
+    block: int
+    parameters: int
+    compiled: bool
+
+
+@dataclass(frozen=True)
 class TrainedDrafter:
-    """Holds a drafter of the comparison.
+    """Names a drafter of the comparison, which is loaded when it is first asked for.
 
     Attributes:
         head: what it is one of.
         seed: of its training.
-        drafter: shared by its engines; one of them decodes at a time.
         node: of the drafter.
         weights: identifies them; empty for a drafter without weights.
-        others: budget -> a drafter of its own and its node, for a head without weights that spends
+        others: budget -> the node of a drafter of its own, for a head without weights that spends
             it so.
+        load: the same budget, or an empty word for all others -> the drafter. It is loaded once and
+            shared by its engines, of which one decodes at a time.
     """
 
     head: Head
     seed: int
-    drafter: Drafter
     node: Node
     weights: str
-    others: dict[str, tuple[Drafter, Node]] = field(default_factory=dict)
+    others: dict[str, Node]
+    load: Callable[[str], Drafter]
 
     @property
-    def parameters(self) -> int:
-        """Count its own weights; the target's embedding and head are not among them."""
-        if not isinstance(self.drafter, nn.Module):
-            return 0
-        return sum(weight.numel() for weight in self.drafter.parameters())
+    def drafter(self) -> Drafter:
+        """Return the drafter of all budgets but ``others``."""
+        return self.load("")
 
     def nodes(self, budget: NodeBudget) -> dict[str, Node]:
         """Return the components of an engine beside the drafter."""
         own, tree = self.head.at(budget)
         return {"tree": tree, "acceptance": own.acceptance, "controller": own.controller}
 
-    def drafting(self, budget: NodeBudget) -> tuple[Drafter, Node]:
-        """Return the drafter at a budget, and its node."""
-        return self.others.get(budget.word, (self.drafter, self.node))
+    def node_at(self, budget: NodeBudget) -> Node:
+        """Return the drafter's node at a budget."""
+        return self.others.get(budget.word, self.node)
 
     def key(self, budget: NodeBudget) -> EngineKey:
         """Name this drafter's engine with a budget."""
         return EngineKey(self.head.name, budget.word, self.seed)
 
-    def label(self, budget: NodeBudget) -> str:
-        """Describe it in a few words."""
+    def label(self, budget: NodeBudget, block: int) -> str:
+        """Describe its engine with a budget in a few words; ``block`` is k there."""
         nodes = self.nodes(budget)
-        drafter, node = self.drafting(budget)
-        return label(node, drafter.block, nodes["tree"], nodes["controller"])
+        return label(self.node_at(budget), block, nodes["tree"], nodes["controller"])
+
+    def engine(self, budget: NodeBudget, setup: Setup) -> SpeculativeEngine:
+        """Build its engine with a budget.
+
+        Raises:
+            FalconLabError: they do not go together; names head and budget.
+        """
+        drafter = self.load(budget.word if budget.word in self.others else "")
+        try:
+            return setup.engine(drafter, self.nodes(budget))
+        except FalconLabError as error:
+            raise FalconLabError(f"{self.head.name} with {budget.word}: {error}") from error
 
 
-def load_drafters(plan: Plan, setup: Setup, *, fresh: bool = False) -> list[TrainedDrafter]:
-    """Load every head with every seed.
+def drafters_of(plan: Plan, setup: Setup, *, fresh: bool = False) -> list[TrainedDrafter]:
+    """Name every head with every seed; none is loaded yet.
 
     Args:
         plan: of the comparison.
@@ -153,7 +183,7 @@ def load_drafters(plan: Plan, setup: Setup, *, fresh: bool = False) -> list[Trai
         fresh: whether an untrained drafter takes the place of one that is yet to be trained.
 
     Raises:
-        FalconLabError: a drafter is not there, or was trained for another target.
+        FalconLabError: a drafter is not there.
     """
     announced = set[str]()
 
@@ -164,26 +194,32 @@ def load_drafters(plan: Plan, setup: Setup, *, fresh: bool = False) -> list[Trai
         announced.add(line)
 
     quiet = replace(setup, announce=once)
-    found = []
-    for head in plan.heads:
-        for seed, folder in ((seed, head.folders[seed]) for seed in head.seeds):
-            if fresh and not head.trained(seed):
-                untrained = MethodConfig(drafter=head.experiments[seed].drafter)
-                found.append(TrainedDrafter(head, seed, *quiet.drafter(untrained), ""))
-                continue
-            if head.trains:
-                drafter, node = quiet.drafter(MethodConfig(), folder)
-                found.append(TrainedDrafter(head, seed, drafter, node, digest_of(folder)))
-                continue
-            drafter, node = quiet.drafter(MethodConfig(drafter=head.experiment.drafter))
-            others = {
-                word: quiet.drafter(MethodConfig(drafter=run.drafter))
-                for word, run in head.spend.items()
-            }
-            parts = saved_parts(head.experiment.drafter, setup.components)
-            weights = "+".join(map(digest_of, parts))
-            found.append(TrainedDrafter(head, seed, drafter, node, weights, others))
-    return found
+    return [
+        _named(head, seed, quiet, untrained=fresh and not head.trained(seed))
+        for head in plan.heads
+        for seed in head.seeds
+    ]
+
+
+def _named(head: Head, seed: int, setup: Setup, *, untrained: bool) -> TrainedDrafter:
+    """Name a head with a seed."""
+    folder = head.folders[seed]
+    if head.trains and not untrained:
+        configs, trained, weights = {"": MethodConfig()}, folder, digest_of(folder)
+    else:
+        configs, trained = {"": MethodConfig(drafter=head.experiments[seed].drafter)}, Path()
+        weights = ""
+    if not head.trains:
+        configs |= {word: MethodConfig(drafter=run.drafter) for word, run in head.spend.items()}
+        parts = saved_parts(head.experiment.drafter, setup.components)
+        weights = "+".join(map(digest_of, parts))
+    nodes = {word: setup.node_of(config, trained) for word, config in configs.items()}
+
+    @cache
+    def load(word: str) -> Drafter:
+        return setup.drafter(configs[word], trained)[0]
+
+    return TrainedDrafter(head, seed, nodes.pop(""), weights, nodes, load)
 
 
 def digest_of(folder: Path) -> str:
@@ -192,34 +228,24 @@ def digest_of(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def engines_of(
-    drafters: Iterable[TrainedDrafter], budgets: Budgets, setup: Setup
-) -> dict[EngineKey, SpeculativeEngine]:
-    """Build an engine for every drafter and budget that it fits.
-
-    Args:
-        drafters: of the comparison.
-        budgets: of every head.
-        setup: builds the engines.
-    """
-    engines = {}
-    for one in drafters:
-        for budget in budgets[one.head.name]:
-            drafter, _ = one.drafting(budget)
-            try:
-                engine = setup.engine(drafter, one.nodes(budget))
-            except FalconLabError as error:
-                raise FalconLabError(f"{one.head.name} with {budget.word}: {error}") from error
-            if budget.nodes is None or engine.max_nodes - 1 <= budget.nodes:
-                engines[one.key(budget)] = engine
-    return engines
+def facts_of(engine: SpeculativeEngine, budget: NodeBudget) -> EngineFacts:
+    """Return what tables say of an engine that is made for a budget."""
+    drafter = engine.drafter
+    weights = drafter.parameters() if isinstance(drafter, nn.Module) else ()
+    return EngineFacts(
+        fits=budget.nodes is None or engine.max_nodes - 1 <= budget.nodes,
+        lossless=engine.lossless,
+        block=drafter.block,
+        parameters=sum(weight.numel() for weight in weights),
+        compiled=drafter.is_compiled,
+    )
 
 
 def described(drafters: Iterable[TrainedDrafter], budgets: Budgets) -> dict[str, Any]:
     """Return engine -> what decides what it writes and how fast."""
     return {
         one.key(budget).name: {
-            "drafter": one.drafting(budget)[1],
+            "drafter": one.node_at(budget),
             "weights": one.weights,
             **one.nodes(budget),
         }

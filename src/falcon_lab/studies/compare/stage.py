@@ -27,14 +27,14 @@ from falcon_lab.run import keep_to_one_device
 from falcon_lab.studies.compare import figures
 from falcon_lab.studies.compare.drafters import (
     TrainedDrafter,
-    load_drafters,
+    drafters_of,
     same_target,
     train_heads,
     training_facts,
 )
 from falcon_lab.studies.compare.measuring import Comparison, Measured, baselines
 from falcon_lab.studies.compare.paper import compare_with_published
-from falcon_lab.studies.compare.plan import BEST, Plan
+from falcon_lab.studies.compare.plan import BEST, NodeBudget, Plan
 
 SCHEMA_VERSION = 2
 
@@ -73,9 +73,15 @@ def compare(
     """
     components = load_components()
     ahead = check_comparison(plan, components, announce, check)
+    compared = None
+    if not (plan.pending or ahead.stands_in):
+        compared = assembled(plan, ahead, components, announce)
+        if not compared.is_finished:
+            compared.check()
     with holding(plan.folder):
         train_heads(plan, announce, partial(train, ahead=ahead))
-        compared, quality = assembled(plan, ahead, components, announce)
+        compared = compared or assembled(plan, ahead, components, announce)
+        quality = stored_quality(plan.base.target, components)
         header = compared.setup.header()
         measured = list(compared.measure())
     return {
@@ -100,6 +106,8 @@ def check_comparison(
 ) -> TargetAhead:
     """See that every head can be trained and measured, without doing it; nothing is written.
 
+    Heads that are all trained are tried as they are measured, and only where some answer is left.
+
     Returns:
         The target, or a stand-in for one that is yet to be trained.
 
@@ -114,10 +122,12 @@ def check_comparison(
     for head, seed in plan.pending:
         keep_to_one_device(head.experiments[seed])
         check(head.experiments[seed], ahead=ahead)
+    if not (plan.pending or ahead.stands_in):
+        return ahead
     setup = Setup.ahead(plan.base, ahead, components)
     with random.fork_rng(devices=[]):
         first = replace(plan, heads=[head.first for head in plan.heads])
-        drafters = load_drafters(first, setup, fresh=True)
+        drafters = drafters_of(first, setup, fresh=True)
         Comparison(first, setup, drafters, prompts_of(plan, setup)).check()
     return ahead
 
@@ -140,13 +150,11 @@ def holding(folder: Path) -> Iterator[None]:
 
 def assembled(
     plan: Plan, ahead: TargetAhead, components: Components, announce: Callable[[str], None]
-) -> tuple[Comparison, dict[str, Any] | None]:
-    """Load target, drafters and prompts, and what is known of the target's quality."""
-    config = plan.base.target
-    target = ahead.itself(config, announce, components)
+) -> Comparison:
+    """Load target and prompts; drafters are loaded where they have something to answer."""
+    target = ahead.itself(plan.base.target, announce, components)
     setup = Setup.of(plan.base, target, components, announce)
-    compared = Comparison(plan, setup, load_drafters(plan, setup), prompts_of(plan, setup))
-    return compared, stored_quality(config, components)
+    return Comparison(plan, setup, drafters_of(plan, setup), prompts_of(plan, setup))
 
 
 def prompts_of(plan: Plan, setup: Setup) -> dict[str, list[EncodedPrompt]]:
@@ -194,20 +202,25 @@ def _head(
 ) -> dict[str, Any]:
     first = drafters[0]
     name = first.head.name
+
+    def label(budget: NodeBudget) -> str:
+        return first.label(budget, compared.facts[first.key(budget)].block)
+
     own = {key: getattr(first.head.experiment, key) for key in KINDS}
+    facts = compared.own_facts(first)
     return {
         "drafter": first.node,
-        "block": first.drafter.block,
-        "parameters": first.parameters,
+        "block": facts.block,
+        "parameters": facts.parameters,
         "trainings": [training_facts(first.head, d.seed) for d in drafters]
         if first.head.trains
         else [],
-        "components": compared.setup.provenance(first.drafter, first.node, own),
-        "budgets": {b.word: first.label(b) for b in compared.plan.budgets if b.word != BEST},
+        "components": compared.setup.provenance(first.node, own, compiled=facts.compiled),
+        "budgets": {b.word: label(b) for b in compared.plan.budgets if b.word != BEST},
         "best": {
             f"{found.temperature:g}": {
                 "budget": found.best[name].word,
-                "label": first.label(found.best[name]),
+                "label": label(found.best[name]),
                 "tokens_per_second": found.tried[name],
             }
             for found in measured
