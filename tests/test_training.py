@@ -169,6 +169,20 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
 # --- the progress bar and the learning rate -----------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("said", "lost"), [("[/a/gloo/transport/tcp/pair.cc:537] Read error", True), ("odd", False)]
+)
+def test_a_training_whose_other_process_left_says_so_and_nothing_else_is_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, lost: bool
+) -> None:
+    def broken(self: Any, batch: Any, batch_idx: int) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(Distillation, "training_step", broken)
+    with pytest.raises(FalconLabError if lost else RuntimeError, match=None if lost else "odd"):
+        _train(tmp_path)
+
+
 def test_a_training_shows_a_bar_without_epochs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

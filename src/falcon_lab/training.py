@@ -58,7 +58,8 @@ def train(
         begin: is called before a training that starts afresh.
 
     Raises:
-        FalconLabError: no checkpoint can be read or written, or the training diverged.
+        FalconLabError: no checkpoint can be read or written, the training diverged, or another
+            process of it is gone.
     """
     checkpoints = folder / CHECKPOINTS
     resume = find_checkpoint(checkpoints, module)
@@ -75,10 +76,27 @@ def train(
         trainer.fit(
             module, datamodule=datamodule, ckpt_path=None if resume is None else str(resume)
         )
-    except BaseException:
+    except BaseException as error:
         end_workers(trainer)
+        if peer_is_gone(error):
+            raise FalconLabError(
+                "another process of the training has ended or cannot be reached, and its own "
+                "output says why; when all are started again, the training goes on from its last "
+                "checkpoint"
+            ) from error
         raise
     return trainer
+
+
+def peer_is_gone(error: BaseException) -> bool:
+    """Return whether an error says that another process of a training left, and nothing else."""
+    if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in LEFT)
+
+
+LEFT = ("gloo/transport/", "remote process exited")
+"""Of what gloo and NCCL say of a lost connection, in errors without a type of their own."""
 
 
 # --- signals and other processes ------------------------------------------------------------------
