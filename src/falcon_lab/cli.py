@@ -22,6 +22,7 @@ from typing import IO, Any
 import click
 
 from falcon_lab import __version__
+from falcon_lab.commands.data import data
 from falcon_lab.commands.decode import check, generate
 from falcon_lab.commands.dialogues import dialogues
 from falcon_lab.commands.doctor import doctor
@@ -44,7 +45,7 @@ from falcon_lab.errors import FalconLabError, PluginWarning
 from falcon_lab.files import explain
 from falcon_lab.plugins.culprits import blame, speaker
 
-RESUMABLE = ("run", "compare", "dialogues")
+RESUMABLE = ("run", "compare", "dialogues", "data")
 """Commands that go on where they stopped when they are given again."""
 
 
@@ -202,7 +203,7 @@ def commands_of(package: str, *commands: click.Command, purpose: str) -> Command
 
 for command in (
     *(run, evaluate, compare, generate, check, bench, tune, search),
-    *(plan, plugins, new_plugin, doctor, view_data, dialogues),
+    *(plan, plugins, new_plugin, doctor, view_data, dialogues, data),
     *(export_command, import_command, push),
 ):
     main.add_command(command)

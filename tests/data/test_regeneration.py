@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from falcon_lab.data import regeneration
 from falcon_lab.data.encoding import Encoded
 from falcon_lab.data.regeneration import is_kept, regenerate
 from falcon_lab.errors import FalconLabError
@@ -168,3 +170,23 @@ def test_it_is_known_whether_all_texts_are_kept(tmp_path: Path) -> None:
     regenerate(iter(_texts()), Writer(), **settings)  # type: ignore[arg-type]
     assert is_kept(_texts(), **settings)  # type: ignore[arg-type]
     assert not is_kept(_texts(60), **settings)  # type: ignore[arg-type]
+
+
+def test_a_kill_costs_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regeneration, "PART", 8)
+    options = {"share": 1.0, "length": 20, "seed": 0, "cache": tmp_path, "author": "a"}
+
+    class Killed(Writer):
+        def __call__(self, prompts: Any, length: int) -> Any:
+            if len(self.given) >= 16:
+                raise KeyboardInterrupt
+            return super().__call__(prompts, length)
+
+    with pytest.raises(KeyboardInterrupt):
+        regenerate(iter(_texts()), Killed(), **options)  # type: ignore[arg-type]
+    rest, whole = Writer(), Writer()
+    again = regenerate(iter(_texts()), rest, **options)  # type: ignore[arg-type]
+    assert len(rest.given) == 40 - 16
+    assert again == regenerate(iter(_texts()), whole, **options | {"author": "b"})  # type: ignore[arg-type]
+    assert len(whole.given) == 40
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2

@@ -22,13 +22,14 @@ from falcon_lab.data.documents import Document, load_template
 from falcon_lab.data.encoding import Encoded, encode_all
 from falcon_lab.data.feature_store import (
     FeatureStore,
+    StorePlan,
     Teacher,
     build_store,
     check_store,
     plan_store,
 )
 from falcon_lab.data.packing import PackedSequences, pack
-from falcon_lab.data.regeneration import Write, is_kept, regenerate, served
+from falcon_lab.data.regeneration import TextParts, Write, is_kept, regenerate, served, unwritten
 from falcon_lab.data.stream import Batches, BatchStream, Share, ValidationBatches
 from falcon_lab.decoding.plain import continue_texts
 from falcon_lab.errors import FalconLabError
@@ -261,11 +262,28 @@ class FalconDataModule(LightningDataModule):
         encoded = self._encoded("train", config.documents)
         if not config.regenerate:
             return encoded
+        return regenerate(
+            encoded, self._writer(), **self._continuation(), one_by_one=self.engine is not None
+        )
+
+    def unwritten_texts(self) -> TextParts | None:
+        """Return the texts that the target is still to write, in parts; None where none are."""
+        if not self.config.regenerate or self.engine is not None:
+            return None
+        return unwritten(self._encoded("train", self.config.documents), **self._continuation())
+
+    def write_texts(self, parts: TextParts, number: int) -> None:
+        """Write a part of the texts, unless it is there.
+
+        Raises:
+            FalconLabError: it cannot be written.
+        """
+        parts.write(number, self._writer())
+
+    def _writer(self) -> Write:
         if self.write is None:
             raise FalconLabError("data.regenerate needs a target that writes; there is none")
-        return regenerate(
-            encoded, self.write, **self._continuation(), one_by_one=self.engine is not None
-        )
+        return self.write
 
     def _continuation(self) -> dict[str, Any]:
         """Return what decides which texts are written on, and where they are kept."""
@@ -334,41 +352,50 @@ class FalconDataModule(LightningDataModule):
             FalconLabError: as ``plan_store`` and ``build_store``; or states that a server should
                 have written are not there, or not the target's.
         """
-        config = self.config
-        if config.feature_store is None:
-            return
-        found = dict(zip(SPLITS, (self.train_sequences, self.validation_sequences), strict=True))
-        kept = {*taps, *config.feature_store_taps}
-        plans = {}
-        for split, sequences in found.items():
-            if len(sequences):
-                plans[split] = plan_store(
-                    Path(config.feature_store) / split,
-                    sequences,
-                    target,
-                    taps=kept,
-                    kept=config.feature_store_dtype,
-                )
-                announce(plans[split].sentence)
-        unfinished = [found[split] for split, plan in plans.items() if plan.missing]
-        layers = {layer for plan in plans.values() for layer in plan.index.taps}
-        teacher = self._teacher(target, unfinished, layers)
+        plans = self.plan_features(target, taps)
+        for plan in plans.values():
+            announce(plan.sentence)
+        teacher = self.teacher(target, plans)
         for split, plan in plans.items():
-            store = build_store(
-                plan, found[split], teacher, taps=taps, batch_size=config.batch_size
-            )
+            batch_size = self.config.batch_size
+            sequences = self.sequences(split)
+            store = build_store(plan, sequences, teacher, taps=taps, batch_size=batch_size)
             if store.index.errors:
                 announce(f"feature store {plan.folder}: {store.index.error_sentence}")
             self._features[split] = store
 
-    def _teacher(
-        self, target: Any, unfinished: Sequence[PackedSequences], layers: Iterable[int]
-    ) -> Teacher:
-        """Return who gives the states that a store lacks: the target, or a server's files.
+    def sequences(self, split: str) -> PackedSequences:
+        """Return the sequences of one of ``SPLITS``, ``[N, T]``."""
+        return self.train_sequences if split == SPLITS[0] else self.validation_sequences
+
+    def plan_features(self, target: Teacher, taps: Sequence[int] = ()) -> dict[str, StorePlan]:
+        """Return by split what is to be written to fill the feature store, if there is one.
+
+        Raises:
+            FalconLabError: as ``plan_store``.
+        """
+        config = self.config
+        if config.feature_store is None:
+            return {}
+        return {
+            split: plan_store(
+                Path(config.feature_store) / split,
+                self.sequences(split),
+                target,
+                taps={*taps, *config.feature_store_taps},
+                kept=config.feature_store_dtype,
+            )
+            for split in SPLITS
+            if len(self.sequences(split))
+        }
+
+    def teacher(self, target: Any, plans: Mapping[str, StorePlan]) -> Teacher:
+        """Return who gives the states that stores lack: the target, or a server's files.
 
         Raises:
             FalconLabError: as ``ExtractedStates.prepare``.
         """
+        unfinished = [self.sequences(split) for split, plan in plans.items() if plan.missing]
         folder = self.config.extracted_states
         if folder is None or not unfinished:
             teacher: Teacher = target
@@ -376,6 +403,7 @@ class FalconDataModule(LightningDataModule):
         from falcon_lab.data.extracted import ExtractedStates
 
         states = ExtractedStates(target, Path(folder))
+        layers = {layer for plan in plans.values() for layer in plan.index.taps}
         states.prepare(unfinished, layers)
         return states
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -146,7 +146,7 @@ def plan_store(
     *,
     taps: Iterable[int] = (),
     kept: str = FEATURE_DTYPES[0],
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int | None = None,
 ) -> StorePlan:
     """Compute the size of a store before anything is written.
 
@@ -156,7 +156,7 @@ def plan_store(
         target: who reads it.
         taps: layers whose states are wanted; a store that is there may have more.
         kept: ``auto`` (the target's own precision) or another of ``FEATURE_DTYPES``.
-        shard_bytes: how large a shard is, about.
+        shard_bytes: how large a shard is, about; None is ``SHARD_BYTES``.
 
     Raises:
         FalconLabError: the folder holds a store of another target, other data, other layers or
@@ -173,7 +173,7 @@ def plan_store(
         taps=tuple(sorted(set(taps))),
         kept=kept_as(kept, target.dtype),
     )
-    index = replace(index, shard_rows=max(1, shard_bytes // index.sequence_bytes))
+    index = replace(index, shard_rows=max(1, (shard_bytes or SHARD_BYTES) // index.sequence_bytes))
     if (folder / INDEX).exists():
         index = the_same(folder, read_index(folder), index)
     elif foreign := sorted(folder.glob(shard_path(folder, 0).name.replace("00000", "*"))):
@@ -213,26 +213,13 @@ def build_store(
     """
     from falcon_lab.bars import Bar
 
-    make_folder(plan.folder)
-    if not (plan.folder / INDEX).exists():
-        write_index(plan.folder, plan.index)
+    begin_store(plan)
 
     def write(number: int, *, wait: bool, bar: Bar) -> bool:
         """Write a shard unless it is there; return whether it is there then."""
-        path, here = shard_path(plan.folder, number), plan.index.shard(number)
-        with claimed(path.with_suffix(".lock"), wait=wait) as mine:
-            if not mine:
-                return False
-            if shard_is_whole(plan.folder, plan.index, number):
-                bar.update(len(here))
-                return True
-            shard = Shard(plan.index)
-            for start in range(here.start, here.stop, batch_size):
-                batch = slice(start, min(start + batch_size, here.stop))
-                shard.append(_states(sequences, batch, target, plan.index))
-                bar.update(batch.stop - batch.start)
-            shard.write(path)
-        return True
+        return write_shard(
+            plan, sequences, target, number, batch_size=batch_size, wait=wait, progress=bar.update
+        )
 
     total = sum(len(plan.index.shard(number)) for number in plan.missing)
     with Bar(total=total, desc="teacher features", unit="sequence") as bar:
@@ -243,6 +230,60 @@ def build_store(
     if not plan.index.is_exact and (plan.missing or not plan.index.errors):
         write_index(plan.folder, replace(plan.index, errors=_errors(plan.folder, plan.index)))
     return FeatureStore.open(plan.folder, target.fingerprint, sequences.fingerprint(), taps)
+
+
+def begin_store(plan: StorePlan) -> None:
+    """Make the folder and its index, unless they are there.
+
+    Raises:
+        FalconLabError: they cannot be written.
+    """
+    make_folder(plan.folder)
+    if not (plan.folder / INDEX).exists():
+        write_index(plan.folder, plan.index)
+
+
+def write_shard(
+    plan: StorePlan,
+    sequences: PackedSequences,
+    target: Teacher,
+    number: int,
+    *,
+    batch_size: int,
+    wait: bool = True,
+    progress: Callable[[int], object] = lambda count: None,
+) -> bool:
+    """Write a shard unless it is there, or another process is at it.
+
+    Args:
+        plan: of the store.
+        sequences: what is read.
+        target: who reads it.
+        number: of the shard.
+        batch_size: sequences that are read at a time.
+        wait: for the other process, whose shard may be left undone.
+        progress: is called with the number of sequences that are there now.
+
+    Returns:
+        Whether it is there then.
+
+    Raises:
+        FalconLabError: it cannot be written; what was there before is still there.
+    """
+    path, here = shard_path(plan.folder, number), plan.index.shard(number)
+    with claimed(path.with_suffix(".lock"), wait=wait) as mine:
+        if not mine:
+            return False
+        if shard_is_whole(plan.folder, plan.index, number):
+            progress(len(here))
+            return True
+        shard = Shard(plan.index)
+        for start in range(here.start, here.stop, batch_size):
+            batch = slice(start, min(start + batch_size, here.stop))
+            shard.append(_states(sequences, batch, target, plan.index))
+            progress(batch.stop - batch.start)
+        shard.write(path)
+    return True
 
 
 def _states(

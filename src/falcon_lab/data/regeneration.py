@@ -35,6 +35,10 @@ Write = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[int, list[int]]]
 (``decoding.plain.continue_texts`` of a target, or of a server that runs it)."""
 
 
+PART = 256
+"""Texts that are written together."""
+
+
 def served(target: Target, config: DataConfig) -> ServedEngine | None:
     """Return the server that writes in a target's place, if the configuration has one.
 
@@ -128,6 +132,92 @@ def _place(
     return None if folder is None else folder / f"{name.hexdigest()[:16]}.safetensors"
 
 
+def unwritten(
+    documents: Iterable[Encoded], *, share: float, length: int, seed: int, cache: Path, author: str
+) -> TextParts | None:
+    """Return the texts that ``regenerate`` would have written; None where they are there."""
+    beginnings = _beginnings(list(documents), share, length, seed)
+    path = _place(beginnings, length, cache, author)
+    if path is None or _read(path, beginnings) is not None:
+        return None
+    return TextParts(beginnings, length, path)
+
+
+class TextParts:
+    """Texts that are written in parts, which several processes may share, and a kill costs one.
+
+    What is in a part follows from the texts alone, so that it is the same whoever writes it.
+
+    Args:
+        beginnings: by document.
+        length: of no text more.
+        path: of all of them; the parts lie beside it.
+    """
+
+    def __init__(self, beginnings: Mapping[int, list[int]], length: int, path: Path) -> None:
+        self.length, self.path = length, path
+        # Beginnings of like length side by side waste the least padding.
+        order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
+        self._parts = [
+            {number: beginnings[number] for number in order[start : start + PART]}
+            for start in range(0, len(order), PART)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def sizes(self) -> list[int]:
+        """Return how many texts each part has."""
+        return [len(part) for part in self._parts]
+
+    def is_there(self, number: int) -> bool:
+        """Return whether a part is written."""
+        return _read(self._place(number), self._parts[number]) is not None
+
+    def write(
+        self,
+        number: int,
+        write: Write,
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> None:
+        """Write a part, unless it is there.
+
+        Args:
+            number: of the part.
+            write: continues texts as the target does.
+            progress: is called with the new tokens of every text.
+
+        Raises:
+            FalconLabError: it cannot be written.
+        """
+        part, path = self._parts[number], self._place(number)
+        with claimed(make_folder(path.parent) / f".{path.stem}.lock", wait=True):
+            if self.is_there(number):
+                return
+            order, texts = list(part), {}
+            for place, text in write(list(part.values()), self.length):
+                texts[order[place]] = text
+                progress(len(text) - len(part[order[place]]))
+            _keep(path, [texts[each] for each in sorted(texts)])
+
+    def join(self) -> dict[int, list[int]]:
+        """Return all texts by document, in ascending order, and keep them in one file."""
+        texts: dict[int, list[int]] = {}
+        for number, part in enumerate(self._parts):
+            kept = _read(self._place(number), part)
+            assert kept is not None, self._place(number)
+            texts |= zip(sorted(part), kept, strict=True)
+        ordered = {number: texts[number] for number in sorted(texts)}
+        _keep(self.path, list(ordered.values()))
+        for number in range(len(self)):
+            with about(self._place(number)):
+                self._place(number).unlink(missing_ok=True)
+        return ordered
+
+    def _place(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}-{number:05d}.safetensors")
+
+
 def _written(
     beginnings: dict[int, list[int]],
     write: Write,
@@ -143,21 +233,34 @@ def _written(
         return dict(_continued(beginnings, write, length))
     if (kept := _read(path, beginnings)) is None:
         with claimed(make_folder(path.parent) / f".{path.stem}.lock", wait=True):
-            kept = _read(path, beginnings) or _made(beginnings, write, length, path, one_by_one)
+            if (kept := _read(path, beginnings)) is None:
+                if not one_by_one:
+                    return _in_parts(TextParts(beginnings, length, path), write)
+                kept = _one_by_one(beginnings, write, length, path)
     return dict(zip(sorted(beginnings), kept, strict=True))
 
 
-def _made(
-    beginnings: dict[int, list[int]], write: Write, length: int, path: Path, one_by_one: bool
+def _in_parts(parts: TextParts, write: Write) -> dict[int, list[int]]:
+    """Write the texts, part by part, and keep them."""
+    there = {number for number in range(len(parts)) if parts.is_there(number)}
+    done = sum(size for number, size in enumerate(parts.sizes()) if number in there)
+    with TextBar(sum(parts.sizes()), done) as bar:
+        for number in range(len(parts)):
+            if number not in there:
+                parts.write(number, write, bar.add)
+    return parts.join()
+
+
+def _one_by_one(
+    beginnings: dict[int, list[int]], write: Write, length: int, path: Path
 ) -> list[list[int]]:
-    """Write the texts and keep them, each at once where that is allowed."""
+    """Write the texts and keep them, each at once."""
     unfinished = path.with_suffix(".jsonl")
-    texts = _unfinished(unfinished, beginnings) if one_by_one else {}
+    texts = _unfinished(unfinished, beginnings)
     rest = {number: begun for number, begun in beginnings.items() if number not in texts}
     for number, text in _continued(rest, write, length, done=len(texts)):
         texts[number] = text
-        if one_by_one:
-            append_line(unfinished, {"number": number, "tokens": text})
+        append_line(unfinished, {"number": number, "tokens": text})
     ordered = [texts[number] for number in sorted(texts)]
     _keep(path, ordered)
     with about(unfinished):
@@ -165,19 +268,34 @@ def _made(
     return ordered
 
 
+class TextBar(Bar):
+    """A bar of texts that are written, with tokens a second.
+
+    Args:
+        total: texts.
+        done: of them before.
+    """
+
+    def __init__(self, total: int, done: int) -> None:
+        super().__init__(total=total, initial=done, desc="regenerating", unit="text")
+        self._tokens = 0
+
+    def add(self, tokens: int) -> None:
+        """Count a text with so many new tokens."""
+        self._tokens += tokens
+        seconds = max(self.format_dict["elapsed"], 1e-9)
+        self.set_postfix_str(f"{self._tokens / seconds:.0f} tok/s", refresh=False)
+        self.update()
+
+
 def _continued(
     beginnings: Mapping[int, list[int]], write: Write, length: int, *, done: int = 0
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield documents' numbers and texts as they are written."""
-    # Beginnings of like length side by side waste the least padding.
     order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
-    tokens = 0
-    with Bar(total=done + len(order), initial=done, desc="regenerating", unit="text") as bar:
+    with TextBar(done + len(order), done) as bar:
         for place, text in write([beginnings[number] for number in order], length):
-            tokens += len(text) - len(beginnings[order[place]])
-            seconds = max(bar.format_dict["elapsed"], 1e-9)
-            bar.set_postfix_str(f"{tokens / seconds:.0f} tok/s", refresh=False)
-            bar.update()
+            bar.add(len(text) - len(beginnings[order[place]]))
             yield order[place], text
 
 

@@ -1,0 +1,1 @@
+"""The data of an experiment, made by the machines of a Ray cluster."""
