@@ -42,7 +42,7 @@ def build_data(
             another version or cannot read the shared folders, the data cannot be made, or all
             actors have died. What was written is there.
     """
-    with cluster(address, actors or 1) as ray:
+    with cluster(address) as ray:
         crew = Crew(ray, started(ray, experiment, actors), announce)
         with signed_place(experiment) as place:
             versions = crew.ask_all("greet", place)
@@ -61,7 +61,7 @@ def build_data(
 
 
 @contextmanager
-def cluster(address: str, processors: int) -> Iterator[Any]:
+def cluster(address: str) -> Iterator[Any]:
     """Connect to a cluster, and yield the module of Ray.
 
     Raises:
@@ -75,7 +75,7 @@ def cluster(address: str, processors: int) -> Iterator[Any]:
         ) from error
     quiet = {"log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
-        quiet |= {"num_cpus": max(processors, os.cpu_count() or 1), "include_dashboard": False}
+        quiet |= {"num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False}
     else:
         check_address(address)
     try:
