@@ -85,6 +85,7 @@ def test_a_pass_costs_its_layers_one_more_and_the_head() -> None:
     assert drafter().pass_cost == pytest.approx((3 * layer + head) / whole)
     narrow = drafter(draft_vocabulary=6).pass_cost
     assert narrow == pytest.approx((3 * layer + head / 2) / whole)
+    assert drafter(trained=3).pass_cost == pytest.approx((5 * layer + head) / whole)
 
 
 def test_compiled_passes_draft_and_verify_the_same() -> None:
@@ -104,10 +105,20 @@ def test_compiled_passes_draft_and_verify_the_same() -> None:
 # --- the trained layer -----------------------------------------------------------------------
 
 
+def test_several_trained_layers_draft_the_targets_own_text() -> None:
+    deep = drafter(layers=1, trained=2)
+    for tree in (CHAIN, DYNAMIC):
+        assert accepted(lossless_rounds(engine("llama", deep, tree), PROMPTS[:2], 16)) > 0
+    together = write_together(engine("llama", deep, CHAIN), PROMPTS, 12, batch_size=2)
+    alone = [write(engine("llama", deep, CHAIN), prompt, 12) for prompt in PROMPTS]
+    assert [text.tokens for text in together] == [text.tokens for text in alone]
+
+
+@pytest.mark.parametrize("trained", [1, 2])
 @torch.no_grad()
-def test_it_begins_as_the_targets_last_layer_and_norm() -> None:
+def test_it_begins_as_the_targets_last_layers_and_norm(trained: int) -> None:
     host = target("llama")
-    made = drafter(stir=0.0, layers=LAYERS - 1)
+    made = drafter(stir=0.0, layers=LAYERS - trained, trained=trained)
     tokens = torch.tensor([PROMPTS[1]])
     positions = torch.arange(4)[None]
     causal = torch.ones(1, 4, 4, dtype=torch.bool).tril()

@@ -167,15 +167,15 @@ class Backbone(nn.Module):
         return final_norm_of(self.base)[1]
 
     @property
-    def last_layer(self) -> nn.Module:
-        """Return the last decoder layer.
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        """Return the decoder layers, from the first on.
 
         Raises:
             FalconLabError: the layers are in no list of the base model's own.
         """
         from falcon_lab.model.partial import layers_of
 
-        return layers_of(self.base)[1][-1]
+        return list(layers_of(self.base)[1])
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache for ``capacity`` positions."""

@@ -17,6 +17,8 @@ class EesdConfig(DraftVocabularyOption):
 
     layers: int | None = ranged(None, least=1, most=1000)
     """N, the target's first layers, which are run as they are; null is a quarter of them."""
+    trained: int = ranged(1, least=1, most=64)
+    """Decoder layers that are trained behind them; a pass runs them all."""
     reuse: bool = True
     """Whether verification begins with layer N, on what drafting has computed; false: it runs all
     layers, as it does for other drafters."""

@@ -1,8 +1,8 @@
-"""Early-exit speculative decoding: the target's first layers, one trained layer, its LM head.
+"""Early-exit speculative decoding: the target's first layers, trained layers, its LM head.
 
-Row t of the trained layer reads what the target's layer N reads at token x_{t+1}, and predicts what
-follows that token. In training these states are tapped; in decoding the target runs its first N
-layers over the draft tokens, and verification goes on from there.
+Row t of the trained layers (one, as a rule) reads what the target's layer N reads at token x_{t+1},
+and predicts what follows that token. In training these states are tapped; in decoding the target
+runs its first N layers over the draft tokens, and verification goes on from there.
 
 Shapes: B batch, T tokens, L = 1 tapped layers, F frontier blocks, M committed positions, H hidden.
 """
@@ -40,10 +40,10 @@ from falcon_lab_eesd import EesdConfig
 
 
 class EesdDrafter(FeatureHead):
-    """Draft by an early exit, whose layer has a KV cache of its own over the text.
+    """Draft by an early exit, whose layers have a KV cache of their own over the text.
 
-    The trained layer begins as the target's last one and the norm behind it, where these are of its
-    kind. Like that of every head, its cache begins with the second token of a text.
+    The trained layers begin as the target's last ones and the norm behind them, where these are of
+    their kind. Like that of every head, its cache begins with the second token of a text.
 
     Attributes:
         needs: nothing beside the tap.
@@ -68,7 +68,7 @@ class EesdDrafter(FeatureHead):
             )
         self._plan = LayerPlan(last=layers)
         self._layers: TargetLayers | None = None
-        blocks = Backbone.short(host.config, 1)
+        blocks = Backbone.short(host.config, config.trained)
         begin_as_the_end_of(blocks, host.backbone)
         words = context.draft_vocabulary(config.draft_vocabulary)
         super().__init__(host, Fusing(), blocks, vocabulary=words)
@@ -79,11 +79,13 @@ class EesdDrafter(FeatureHead):
 
     @property
     def pass_cost(self) -> float:  # type: ignore[override]
-        """What a pass costs in decode steps: layers 0 to N - 1, one of their kind, and a head."""
+        """What a pass costs in decode steps: N layers, those behind of their kind, and a head."""
         count, host = self.host.config.num_hidden_layers, self.host
         head = host.pass_cost(LayerPlan.exit_after(0, count))
+        layer = host.pass_cost(LayerPlan(last=1)) - head
         missing = 1 - (self.vocabulary or host).vocab_size / host.vocab_size
-        cost: float = host.pass_cost(LayerPlan(last=self.taps[0] + 1)) - head * missing
+        below = host.pass_cost(self._plan)
+        cost: float = below + self.config.trained * layer - head * missing
         return cost
 
     def draft_through(self, make: PassMaker) -> None:
@@ -213,9 +215,10 @@ class ExitSequences:
 
 
 def begin_as_the_end_of(blocks: Backbone, target: Backbone) -> None:
-    """Give a decoder layer and its norm the weights of the target's last ones, where they fit."""
+    """Give decoder layers and their norm the weights of the target's last ones, where they fit."""
+    count = len(blocks.decoder_layers)
     with torch.no_grad():
-        for mine, other in zip(_end_of(blocks), _end_of(target), strict=True):
+        for mine, other in zip(_end_of(blocks, count), _end_of(target, count), strict=False):
             theirs = other.state_dict()
             if _shapes(mine.state_dict()) == _shapes(theirs):
                 mine.load_state_dict(theirs)
@@ -225,6 +228,6 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in weights.items()}
 
 
-def _end_of(backbone: Backbone) -> tuple[nn.Module, nn.Module]:
-    """Return the last decoder layer, and the norm behind it."""
-    return backbone.last_layer, backbone.final_norm
+def _end_of(backbone: Backbone, count: int) -> list[nn.Module]:
+    """Return the final norm, and the last decoder layers before it from the last one on."""
+    return [backbone.final_norm, *reversed(backbone.decoder_layers[-count:])]
