@@ -1,7 +1,7 @@
 """Trains experiments as a process of several that share a target.
 
-One is trained, is trained again from the checkpoint before its last one, and another follows, whose
-layers are divided.
+One is trained, with the drafter whole everywhere and with a part of it everywhere, each is trained
+again from the checkpoint before its last one, and another follows, whose layers are divided.
 """
 
 from __future__ import annotations
@@ -42,14 +42,22 @@ def killed(folder: Path) -> None:
     shutil.rmtree(folder / "drafter")
 
 
-def together() -> None:
-    """The runs ``sharded``, a copy of it that was killed and went on, and ``divided``."""
-    sys.stdout.write("\n".join(trained(Path("sharded"), *SHARED)))
+def again(folder: str, copy: str, *settings: str) -> None:
+    """A copy of a run that was killed and went on."""
     if not is_worker():
-        shutil.copytree("sharded", "resumed")
-        killed(Path("resumed"))
+        shutil.copytree(folder, copy)
+        killed(Path(copy))
     torch.distributed.barrier()
-    trained(Path("resumed"), *SHARED)
+    trained(Path(copy), *settings)
+
+
+def together() -> None:
+    """The runs ``sharded`` and ``parts``, copies that were killed and went on, and ``divided``."""
+    parts = [*SHARED, "trainer.strategy.drafter=sharded"]
+    sys.stdout.write("\n".join(trained(Path("sharded"), *SHARED)))
+    again("sharded", "resumed", *SHARED)
+    trained(Path("parts"), *parts)
+    again("parts", "resumed-parts", *parts)
     trained(Path("divided"), *SHARED, "trainer.strategy.tensor_parallel_size=2")
 
 

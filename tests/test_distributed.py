@@ -129,21 +129,23 @@ def test_processes_that_share_a_target_train_what_one_process_trains(
     outputs = [worker.communicate(timeout=500)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert ["shared by 2 × 1 processes" in said for said in outputs] == [True, False]
-    for shared, alone in (("sharded", "four"), ("divided", "two")):
+    for shared, alone in (("sharded", "four"), ("parts", "four"), ("divided", "two")):
         torch.testing.assert_close(curve(shared), curve(alone), rtol=1e-4, atol=1e-5)
         same_drafter(shared, alone, atol=1e-4)
     same_drafter("resumed", "sharded", atol=0)
+    same_drafter("resumed-parts", "parts", atol=0)
     # In one process the checkpoint goes on too, with two batches of that size to a step.
-    shutil.copytree("sharded", "alone")
+    shutil.copytree("parts", "alone")
     killed(Path("alone"))
     settings = ["data.batch_size=2", "trainer.accumulate_grad_batches=2"]
     facts = training_facts(load_experiment(None, ["out=alone", *SMALL, *settings]))
     Path("alone", "training.json").write_text(json.dumps(facts))
     trained(Path("alone"), *settings)
     same_drafter("alone", "four", atol=1e-4)
-    state = torch.load(Path("sharded", "checkpoints", LAST), weights_only=True)["state_dict"]
-    saved = load_file(Path("sharded", "drafter", "model.safetensors"))
-    assert {name.removeprefix("drafter.") for name in state} == set(saved)
+    for run in ("sharded", "parts"):
+        state = torch.load(Path(run, "checkpoints", LAST), weights_only=True)["state_dict"]
+        saved = load_file(Path(run, "drafter", "model.safetensors"))
+        assert {name.removeprefix("drafter.") for name in state} == set(saved)
 
 
 def share_of(rank: int, folder: Path) -> subprocess.Popen[str]:

@@ -26,6 +26,11 @@ SHARED = ["trainer.strategy=model_parallel", "stages=[target,data,distil]"]
         ("trainer.strategy={name: ddp, static: true}", "trainer.strategy.name"),
         ("trainer.strategy={name: model_parallel, tensor_size: 2}", "tensor_parallel_size"),
         ("trainer.strategy={name: model_parallel, tensor_parallel_size: 0}", "a number"),
+        ("trainer.strategy={name: model_parallel, drafter: split}", "replicated or sharded"),
+        (
+            "trainer.strategy={name: model_parallel, drafter: sharded, tensor_parallel_size: 2}",
+            "trainer.strategy.drafter",
+        ),
     ],
 )
 def test_what_needs_a_whole_target_is_refused_with_its_key(override: str, key: str) -> None:

@@ -4,28 +4,31 @@ Lightning's ``ModelParallelStrategy`` starts the processes and arranges them in 
 dimension they have different batches, along the other a part of each layer. The target's decoder
 layers are sharded over both; its tables and its LM head, of which rows are copied and losses made,
 are whole everywhere. The drafter is trained, and small: it is whole everywhere too, and its
-gradients are averaged before every step of the optimiser, so that checkpoints are those of a
-training in one process.
+gradients are averaged before every step of the optimiser; or it is sharded like the target, and
+gathered for a step. Checkpoints are those of a training in one process either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.optim import Optimizer
 
+from falcon_lab.config.trainer import HELD
 from falcon_lab.errors import FalconLabError
 from falcon_lab.model.families import LayerSizes
 from falcon_lab.model.memory import gib
@@ -46,27 +49,61 @@ class SharedTarget(ModelParallelStrategy):
 
     What Lightning knows as the module is the drafter alone, whole in every process.
 
+    Attributes:
+        shards_drafter: whether the processes divide the drafter and its optimiser, too.
+
     Args:
         tensor_parallel_size: processes that divide each layer among them.
         data_parallel_size: processes that have batches of their own and divide the layers' weights;
             None: all, over ``tensor_parallel_size``.
+        drafter: ``replicated`` or ``sharded``.
     """
 
     def __init__(
-        self, tensor_parallel_size: int = 1, data_parallel_size: int | None = None
+        self,
+        tensor_parallel_size: int = 1,
+        data_parallel_size: int | None = None,
+        drafter: str = HELD[0],
     ) -> None:
         super().__init__(
             data_parallel_size or "auto", tensor_parallel_size, save_distributed_checkpoint=False
         )
         self._tensor, self._data = tensor_parallel_size, data_parallel_size
+        self.shards_drafter = drafter != HELD[0]
 
-    # Lightning's own want sharded weights in the module.
-    lightning_module_state_dict = ParallelStrategy.lightning_module_state_dict
-    load_model_state_dict = ParallelStrategy.load_model_state_dict
-    optimizer_state = ParallelStrategy.optimizer_state
-    load_optimizer_state_dict = ParallelStrategy.load_optimizer_state_dict
+    # Lightning's own take weights for sharded, and name the optimiser's in their own way.
     save_checkpoint = ParallelStrategy.save_checkpoint
     load_checkpoint = ParallelStrategy.load_checkpoint
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the weights, whole in every process."""
+        state: dict[str, Any] = whole(ParallelStrategy.lightning_module_state_dict(self))
+        return state
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load whole weights, of which each process keeps its part."""
+        assert self.lightning_module is not None
+        places = self.lightning_module.state_dict()
+        state = {
+            name: divided(weights, places.get(name))
+            for name, weights in checkpoint["state_dict"].items()
+        }
+        self.lightning_module.load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what the optimiser remembers, whole in every process."""
+        state: dict[str, Any] = whole(ParallelStrategy.optimizer_state(self, optimizer))
+        return state
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load what the optimisers remembered, of which each process keeps its part."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            remembered = {
+                number: {key: divided(value, weights[number]) for key, value in each.items()}
+                for number, each in state["state"].items()
+            }
+            optimizer.load_state_dict({**state, "state": remembered})
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -96,6 +133,56 @@ class SharedTarget(ModelParallelStrategy):
         super().setup_environment()
 
 
+def whole(tree: Any) -> Any:
+    """Return a nested mapping with every divided tensor gathered; all processes must ask for it."""
+    if isinstance(tree, Mapping):
+        return {key: whole(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [whole(value) for value in tree]
+    return tree.full_tensor() if isinstance(tree, DTensor) else tree
+
+
+def divided(value: Any, like: Any) -> Any:
+    """Return a tensor that is whole everywhere as another one of its shape is divided, if it is."""
+    if not isinstance(like, DTensor) or getattr(value, "shape", None) != like.shape:
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+
+
+def shard_drafter(module: nn.Module, steps: Sequence[str], grid: DeviceMesh) -> None:
+    """Divide what a module trains over the processes that have batches of their own.
+
+    It is gathered when one of its steps begins, and let go when the gradient has been made of it,
+    of which every process gets its part of the mean.
+
+    Args:
+        module: has the drafter and calls it.
+        steps: names of the methods that do.
+        grid: of ``SharedTarget``.
+    """
+    fully_shard(module, mesh=grid[DATA], reshard_after_forward=False)
+    for name in steps:
+        register_fsdp_forward_method(module, name)
+
+
+def gather_drafter(module: nn.Module, drafter: nn.Module) -> None:
+    """Make a drafter whole again in every process, for good.
+
+    Args:
+        module: as ``shard_drafter`` had it.
+        drafter: a part of it.
+    """
+    cast(FSDPModule, module).reshard()
+    made: dict[int, nn.Parameter] = {}
+    for part in drafter.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            if not isinstance(weight, DTensor):
+                continue
+            if id(weight) not in made:
+                made[id(weight)] = nn.Parameter(weight.full_tensor(), weight.requires_grad)
+            part.register_parameter(name, made[id(weight)])
+
+
 @dataclass(frozen=True)
 class Memory:
     """What one process holds of a shared target.
@@ -119,7 +206,7 @@ class Memory:
     def sentence(self, drafter: nn.Module) -> str:
         """Return what every process holds, in words."""
         trained = [weight for weight in drafter.parameters() if weight.requires_grad]
-        state = STATES * sum(weight.nbytes for weight in trained)
+        state = STATES * _bytes(trained)
         return (
             f"model_parallel: {self.layers} layers of the target shared by {self.data} × "
             f"{self.tensor} processes (data × tensor); each holds {gib(self.held)} of its "

@@ -55,6 +55,8 @@ MODEL_PARALLEL = "model_parallel"
 """Strategy by which the processes of a training share the target."""
 SIZES = ("data_parallel_size", "tensor_parallel_size")
 """Of the grid of these processes, beside the strategy's name."""
+DRAFTER, HELD = "drafter", ("replicated", "sharded")
+"""How these processes hold the drafter and its optimiser; the first is the default."""
 
 ADVICE = {
     "max_steps": "the learning rate follows it, so it is never without limit; max_epochs and "
@@ -98,11 +100,11 @@ def check_trainer(section: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def model_parallel(section: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the sizes of the grid of processes that share the target; None: they do not.
+def model_parallel(section: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the options of the processes that share the target; None: they do not.
 
     Raises:
-        ConfigError: a strategy with options is another, or a size is none.
+        ConfigError: a strategy with options is another, or an option is none.
     """
     strategy = section.get("strategy")
     if strategy == MODEL_PARALLEL:
@@ -114,17 +116,28 @@ def model_parallel(section: Mapping[str, Any]) -> dict[str, int] | None:
             "trainer.strategy.name", f"is {name!r}; only {MODEL_PARALLEL} has options here"
         )
     sizes = {key: value for key, value in strategy.items() if key != "name"}
+    held = sizes.pop(DRAFTER, HELD[0])
+    if held not in HELD:
+        raise ConfigError(f"trainer.strategy.{DRAFTER}", f"is {held!r}; choose {' or '.join(HELD)}")
     for key, value in sizes.items():
         if key not in SIZES:
+            known = [*SIZES, DRAFTER]
             raise ConfigError(
                 f"trainer.strategy.{key}",
-                f"is no option of {MODEL_PARALLEL}{did_you_mean(str(key), list(SIZES))}",
+                f"is no option of {MODEL_PARALLEL}{did_you_mean(str(key), known)}",
             )
         if type(value) is not int or not 1 <= value <= MANY:
             raise ConfigError(
                 f"trainer.strategy.{key}", f"is {value!r}; give a number of processes"
             )
-    return sizes
+    if held == HELD[0]:
+        return sizes
+    if sizes.get("tensor_parallel_size", 1) != 1:
+        raise ConfigError(
+            f"trainer.strategy.{DRAFTER}",
+            "is sharded over processes that have batches of their own; set tensor_parallel_size=1",
+        )
+    return {**sizes, DRAFTER: held}
 
 
 def training_steps(section: Mapping[str, Any]) -> int:

@@ -79,6 +79,7 @@ class Distillation(LightningModule):
         self._logged = False  # whether Lightning hands this step's values on
         self._reached = False  # whether a step has taught anything yet
         self.shared: Memory | None = None
+        self._sharded = False  # whether the processes divide the drafter, too
 
     # --- training ---------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class Distillation(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the gradient's norm; refuse one that is not finite."""
-        if self.shared is not None:
+        if self.shared is not None and not self._sharded:
             from falcon_lab.model_parallel import average_gradients
 
             average_gradients(p for p in self.drafter.parameters() if p.requires_grad)
@@ -144,7 +145,7 @@ class Distillation(LightningModule):
         if gradients and not self._reached:
             self._reached = True
             warn_of_untaught(self.drafter, self.config.unroll)
-        norm = float(nn.utils.get_total_norm(gradients))
+        norm = float(_everywhere(nn.utils.get_total_norm(gradients)))
         if self.trainer.precision != "16-mixed":  # whose scaler skips such steps itself
             self._refuse_bad("gradient", norm)
         self.log("train/grad_norm", norm, rank_zero_only=True, batch_size=1)
@@ -205,6 +206,19 @@ class Distillation(LightningModule):
             from falcon_lab.model_parallel import share_target
 
             self.shared = share_target(self.target, self.device_mesh)
+            if getattr(self.trainer.strategy, "shards_drafter", False):
+                from falcon_lab.model_parallel import shard_drafter
+
+                self._sharded = True
+                shard_drafter(self, ("training_step", "validation_step"), self.device_mesh)
+
+    def gather(self) -> None:
+        """Make the drafter whole in every process again, if it was divided among them."""
+        if self._sharded:
+            from falcon_lab.model_parallel import gather_drafter
+
+            self._sharded = False
+            gather_drafter(self, self.drafter)
 
     def setup(self, stage: str) -> None:
         """Put the drafter into training mode, whatever mode it was handed over in."""
@@ -238,6 +252,12 @@ class Distillation(LightningModule):
         """Return AdamW with warm-up and cosine decay."""
         weights = [p for p in self.drafter.parameters() if p.requires_grad]
         return make_optimizer(weights, self.config.optimizer, self.max_steps)
+
+
+def _everywhere(number: Tensor) -> Tensor:
+    """Return a number of which each process may have a part."""
+    gathered: Tensor = number.full_tensor() if hasattr(number, "full_tensor") else number
+    return gathered
 
 
 def warn_of_untaught(drafter: Any, unroll: int) -> None:

@@ -84,6 +84,7 @@ def train_drafter(
         [*callbacks, SayMemory(announce)],
         begin,
     )
+    module.gather()
     if trainer.is_global_zero:
         save_drafter(
             save_to,
