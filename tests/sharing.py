@@ -11,10 +11,16 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from falcon_lab import experiment
 from falcon_lab.config.load import load_experiment
+from falcon_lab.config.schema import TargetConfig
 from falcon_lab.environment import is_worker
+from falcon_lab.model.loading import load_target
+from falcon_lab.model.target import Target
+from falcon_lab.model_parallel import DATA, TENSOR, share_target
 
 SMALL = [
     *("stages=[target,data,distil]", "wandb.mode=disabled", "target.name=target"),
@@ -51,10 +57,34 @@ def again(folder: str, copy: str, *settings: str) -> None:
     trained(Path(copy), *settings)
 
 
+@torch.no_grad()
+def seen() -> bool:
+    """Whether the layers of a shared target can be read, as EAGLE-3 and DFlash do."""
+    states = []
+    grid = init_device_mesh("cpu", (2, 1), mesh_dim_names=(DATA, TENSOR))
+    for shared in (False, True):
+        target = load_target(TargetConfig(name="target", device="cpu"))
+        if shared:
+            share_target(target, grid)
+        tokens = torch.arange(5)[None]
+        found = target.backbone.base(input_ids=tokens, output_hidden_states=True)
+        states.append(torch.stack(found.hidden_states))
+        kept = all(isinstance(weight, DTensor) for weight in layers_of(target).parameters())
+        assert kept == shared
+    return torch.allclose(*states)
+
+
+def layers_of(target: Target) -> torch.nn.Module:
+    """The decoder layers, of which no process keeps more than its part."""
+    layers: torch.nn.Module = target.backbone.base.layers
+    return layers
+
+
 def together() -> None:
     """The runs ``sharded`` and ``parts``, copies that were killed and went on, and ``divided``."""
     parts = [*SHARED, "trainer.strategy.drafter=sharded"]
     sys.stdout.write("\n".join(trained(Path("sharded"), *SHARED)))
+    sys.stdout.write(f"\nlayers are seen: {seen()}\n")
     again("sharded", "resumed", *SHARED)
     trained(Path("parts"), *parts)
     again("parts", "resumed-parts", *parts)

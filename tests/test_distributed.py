@@ -129,6 +129,7 @@ def test_processes_that_share_a_target_train_what_one_process_trains(
     outputs = [worker.communicate(timeout=500)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert ["shared by 2 × 1 processes" in said for said in outputs] == [True, False]
+    assert all("layers are seen: True" in said for said in outputs), outputs
     for shared, alone in (("sharded", "four"), ("parts", "four"), ("divided", "two")):
         torch.testing.assert_close(curve(shared), curve(alone), rtol=1e-4, atol=1e-5)
         same_drafter(shared, alone, atol=1e-4)

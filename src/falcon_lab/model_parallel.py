@@ -227,18 +227,18 @@ def share_target(target: Target, grid: DeviceMesh) -> Memory:
     """
     base = target.backbone.base
     layers = layers_of(base)[1]
-    whole = _bytes(target.model.parameters())
+    size = _bytes(target.model.parameters())
     if grid[TENSOR].size() > 1:
         parallelize_module(base, grid[TENSOR], tensor_plan(target, grid[TENSOR].size()))
     parts = max(_bytes(layer.parameters()) for layer in layers)
     if grid[DATA].size() > 1:
+        # The layers alone: of a model that is sharded itself, and so of another class, transformers
+        # does not know what it can record.
         for layer in layers:
             fully_shard(layer, mesh=grid[DATA], reshard_after_forward=True)
-        tables = set(base.parameters()) - {w for layer in layers for w in layer.parameters()}
-        fully_shard(base, mesh=grid[DATA], ignored_params=tables)
     held = max(_bytes(layer.parameters()) for layer in layers)
     return Memory(
-        whole,
+        size,
         _bytes(target.model.parameters()),
         parts - held,
         len(layers),
