@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from falcon_lab_ffn_skip import FfnSkipConfig
-from falcon_lab_ffn_skip.profile import curve, main, mean_cosines
+from falcon_lab_ffn_skip.__main__ import main
+from falcon_lab_ffn_skip.profile import curve, mean_cosines
 from falcon_lab_ffn_skip.skipping import Saturation
 from skip_cases import EVERYTHING, FAMILIES, FOLDER, KNOWN, drafter, engine, target
 
@@ -109,15 +111,20 @@ def test_the_profile_begins_at_the_target_s_own_perplexity_and_skips_more_and_mo
     assert shares[-1] == pytest.approx(2 / 5)
 
 
-def test_the_profile_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_profile_is_printed(tmp_path: Path) -> None:
     model = target()
     model.model.save_pretrained(tmp_path / "target")
     model.tokenizer.save_pretrained(tmp_path / "target")
     (tmp_path / "text.txt").write_text("a b c d e f " * 8, "utf-8")
-    main([str(tmp_path / "target"), str(tmp_path / "text.txt"), "--first", "1", "--last", "1"])
-    printed = capsys.readouterr().out
-    assert "none              0.0%" in printed
-    assert len(printed.splitlines()) == 1 + 5 + 2 + 11
+    words = ["profile", str(tmp_path / "target"), str(tmp_path / "text.txt")]
+    done = CliRunner().invoke(main, [*words, "--first", "1", "--last", "1"])
+    assert "none              0.0%" in done.stdout
+    assert len(done.stdout.splitlines()) == 1 + 5 + 2 + 11
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    for name in ("none.txt", "latin.txt"):
+        refused = CliRunner().invoke(main, [*words[:2], str(tmp_path / name)])
+        assert refused.exit_code == 2
+        assert name in refused.stderr
 
 
 def test_cold_regions_that_leave_nothing_are_refused() -> None:

@@ -1,6 +1,6 @@
 """What skipping costs a target: cosines layer by layer, and perplexity by threshold.
 
-    python -m falcon_lab_ffn_skip.profile TARGET text.txt another.txt
+    python -m falcon_lab_ffn_skip profile TARGET text.txt another.txt
 
 Cold regions are where cosines are low: choose ``first`` and ``last`` by the table of layers, and
 ``threshold`` by the one of thresholds.
@@ -10,28 +10,20 @@ Shapes: T tokens, n tokens of a pass, H hidden.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from falcon_lab.config.schema import TargetConfig
 from falcon_lab.interfaces import LayerPlan
-from falcon_lab.model.loading import load_target
 from falcon_lab.model.target import Target
 from falcon_lab_ffn_skip import FfnSkipConfig
 from falcon_lab_ffn_skip.skipping import Saturation
 
 THRESHOLDS = (2.0, 0.995, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.92, 0.9, 0.8)
 """Cosines; nothing reaches the first one, which leaves the target as it is."""
-
-LONGEST = 1024
-"""Tokens of a text that are read."""
 
 
 @dataclass(frozen=True)
@@ -130,26 +122,6 @@ def _features(target: Target, text: Tensor, plan: LayerPlan) -> Tensor:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the cosines of all layers, and what thresholds cost and save."""
-    parser = argparse.ArgumentParser("falcon_lab_ffn_skip.profile", description=main.__doc__)
-    parser.add_argument("target", help="hub id, folder or GGUF file")
-    parser.add_argument("texts", nargs="+", type=Path, help="UTF-8 files, a text each")
-    parser.add_argument("--first", type=int, help="cold layers at the bottom")
-    parser.add_argument("--last", type=int, help="cold layers at the top")
-    given = parser.parse_args(arguments)
-    target = load_target(TargetConfig(name=given.target, lean=True))
-    texts = [
-        torch.tensor(target.tokenizer(path.read_text("utf-8"))["input_ids"][:LONGEST])
-        for path in given.texts
-    ]
-    texts = [text for text in texts if len(text) > 1]
-    if not texts:
-        parser.error("none of the texts has two tokens")
-    config = FfnSkipConfig(first=given.first, last=given.last)
-    sys.stdout.writelines(f"{line}\n" for line in tables(target, texts, config))
-
-
 def tables(target: Target, texts: Sequence[Tensor], config: FfnSkipConfig) -> Iterator[str]:
     """Yield the lines of both tables, as they are computed."""
     yield "layer  mean cosine of the states around its network"
@@ -160,7 +132,3 @@ def tables(target: Target, texts: Sequence[Tensor], config: FfnSkipConfig) -> It
     for point in curve(target, texts, config):
         name = "none" if point.threshold > 1 else f"{point.threshold:.3f}"
         yield f"{name:>9}  {point.skipped:16.1%}  {point.perplexity:10.3f}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
