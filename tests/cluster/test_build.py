@@ -144,3 +144,9 @@ def test_an_actor_is_given_a_gpu_where_there_are_any(
     assert len(ray.actors) == 3
     assert ray.resources["num_gpus"] == 1
     assert ray.given["address"] == "auto"
+
+
+def test_why_an_actor_could_not_begin_is_said(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "an error raised in its creation task, DataWorker()\n  a stack\nModuleNotFoundError: gone"
+    result = data(monkeypatch, FakeRay(0, why=why), "--ray", "local", "--actors", "1")
+    assert "actor 1 has died (ModuleNotFoundError: gone), and it was the last one" in result.output

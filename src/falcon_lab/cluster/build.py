@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,8 +79,10 @@ def cluster(address: str) -> Iterator[Any]:
         quiet |= {"num_cpus": max(2, os.cpu_count() or 1), "include_dashboard": False}
     else:
         check_address(address)
+    ended = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **quiet)
+        signal.signal(signal.SIGTERM, ended)  # which Ray has taken
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise unreachable(address, error) from error
     try:

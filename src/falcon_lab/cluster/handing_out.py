@@ -13,6 +13,9 @@ from typing import Any
 from falcon_lab.cluster.worker import Unit
 from falcon_lab.errors import FalconLabError, first_line
 
+POLL = 0.2
+"""Seconds of a wait; inside a longer one Ray looks for signals, and drops what they raise."""
+
 
 class Crew:
     """The actors that are alive.
@@ -67,13 +70,20 @@ class Crew:
             while left and free:
                 name, unit = free.popleft(), left.popleft()
                 busy[self._ask(name, "write", unit)] = (name, unit)
-            [ref], _ = self._ray.wait(list(busy), num_returns=1)
+            ref = self._first_of(list(busy))
             name, unit = busy.pop(ref)
             if self._answers(name, ref, f" while it wrote {unit}"):
                 free.append(name)
                 done(unit)
             else:
                 left.appendleft(unit)
+
+    def _first_of(self, refs: Sequence[Any]) -> Any:
+        """Return the first that is answered or lost; signals are received in between."""
+        while True:
+            ready, _ = self._ray.wait(refs, num_returns=1, timeout=POLL)
+            if ready:
+                return ready[0]
 
     def _ask(self, name: str, method: str, *arguments: Any) -> Any:
         return self._actors[name].answer.remote(method, *arguments)
@@ -84,11 +94,12 @@ class Crew:
         Raises:
             FalconLabError: it refuses, or it was the last one.
         """
+        self._first_of([ref])
         try:
             answer = self._ray.get(ref)
         except self._ray.exceptions.RayActorError as error:
             del self._actors[name]
-            why = f"{name} has died{doing} ({first_line(error):.200})"
+            why = f"{name} has died{doing} ({_reason(error):.200})"
             if not self._actors:
                 raise FalconLabError(
                     f"--ray: {why}, and it was the last one; see that each has the same "
@@ -100,3 +111,9 @@ class Crew:
         if answer.refused is not None:
             raise FalconLabError(answer.refused)
         return [answer.value]
+
+
+def _reason(error: Exception) -> str:
+    """Return why an actor is gone: the last line of what ended its beginning, else Ray's first."""
+    first, last = first_line(error), str(error).strip().splitlines()[-1:]
+    return last[0] if last and "creation task" in first else first
