@@ -65,7 +65,7 @@ def published() -> dict[str, Tensor]:
 
 
 def imported(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors, path / "model.safetensors")
     import_strangers(path, path.with_name("out"), target(), KNOWN, None)
@@ -128,3 +128,10 @@ def test_a_tensor_that_nothing_reads_is_refused(tmp_path: Path) -> None:
     strange = {"selector.weight": torch.ones(2)}
     with pytest.raises(FalconLabError, match=r"holds selector\.weight"):
         imported(tmp_path / "theirs", CONFIG, {**published(), **strange})
+
+
+def test_a_mask_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "mask_embedding.pt").write_bytes(b"abc")
+    with pytest.raises(FalconLabError, match=r"mask_embedding\.pt"):
+        imported(tmp_path / "theirs", CONFIG, published())

@@ -183,10 +183,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"\[2, 4, 8\].*--taps",
     ),
     "no layers": (config_with(eagle_config={"use_aux_hidden_state": False}), "no layers"),
+    "no heads": (config_with(num_attention_heads=0), "num_attention_heads: 0"),
+    "no section": (config_with(eagle_config=[1]), r"eagle_config: \[1\]"),
+    "words for truth": (config_with(norm_before_residual="yes"), "norm_before_residual: 'yes'"),
+    "another size of the draft vocabulary": (config_with(draft_vocab_size=8), "draft_vocab_size"),
     "no number": (config_with(rms_norm_eps="small"), "rms_norm_eps: 'small'"),
     "embeddings of its own": (tensor_with("embed_tokens.weight", 12, 32), "target's embeddings"),
     "maps that differ": (tensor_with("t2d", 12), "d2t and its t2d"),
-    "tokens that are none": (tensor_with("d2t", 9), "d2t and its t2d"),
+    "tokens that are none": (tensor_with("d2t", 9), "d2t"),
     "a width that is another": (config_with(intermediate_size=41), "gate_proj"),
 }
 

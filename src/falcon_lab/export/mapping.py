@@ -6,13 +6,16 @@ Shapes: V vocabulary of the target, n of a draft vocabulary, H hidden.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
+from falcon_lab.files import about
 from falcon_lab.interfaces import StrangersFolder
 from falcon_lab.model.families import LayerSizes
 
@@ -161,6 +164,26 @@ PLAIN_ROPE = (None, "default")
 """Types of rotary embeddings that are those of the paper."""
 
 
+def unpickled(file: Path) -> Any:
+    """Return what a file of torch's holds, of tensors and plain values alone.
+
+    Raises:
+        FalconLabError: it holds anything else, or is damaged.
+    """
+    try:
+        with about(file, "read"):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except DAMAGED as error:
+        raise FalconLabError(
+            f"{file}: is damaged, or holds something else than tensors and plain values, which is "
+            "not read; copy it again, or convert it to safetensors"
+        ) from error
+
+
+DAMAGED = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError)
+"""What torch's restricted reader raises about a file."""
+
+
 def check_sizes(folder: StrangersFolder, host: Any) -> None:
     """See that a drafter was made for a target of these sizes.
 
@@ -191,8 +214,8 @@ def rope_base(folder: StrangersFolder, default: float) -> float:
     Raises:
         FalconLabError: they are scaled.
     """
-    given = folder.config.get("rope_parameters") or folder.config.get("rope_scaling") or {}
-    kind = given.get("rope_type", given.get("type")) if isinstance(given, dict) else given
+    given = folder.section("rope_parameters") or folder.section("rope_scaling") or {}
+    kind = given.get("rope_type", given.get("type"))
     if kind not in PLAIN_ROPE:
         raise FalconLabError(
             f"its config.json has rotary embeddings of the type {kind!r}, and drafters of ours "
@@ -213,12 +236,12 @@ def layer_options(folder: StrangersFolder, host: Any, default_base: float) -> di
     Raises:
         FalconLabError: the configuration is not that of such layers.
     """
-    heads = folder.number("num_attention_heads")
+    heads = folder.count("num_attention_heads")
     found = {
         "heads": heads,
-        "groups": folder.number("num_key_value_heads", heads),
-        "head_size": folder.number("head_dim", host.hidden_size // heads),
-        "intermediate": folder.number("intermediate_size"),
+        "groups": folder.count("num_key_value_heads", heads),
+        "head_size": folder.count("head_dim", host.hidden_size // heads),
+        "intermediate": folder.count("intermediate_size"),
     }
     theirs = LayerSizes.of(host.config)
     same = zip(found, (theirs.heads, theirs.groups, theirs.head, theirs.inner), strict=True)
@@ -268,6 +291,12 @@ def take_vocabulary(folder: StrangersFolder, vocabulary: int) -> Tensor | None:
         if known is not None and not bool(known.all()):
             raise FalconLabError("among its tensors d2t is missing, and t2d is there")
         return None
+    told = folder.config.get("draft_vocab_size")
+    if offsets.ndim != 1 or offsets.is_floating_point() or told not in (None, len(offsets)):
+        raise FalconLabError(
+            f"its d2t is {offsets.dtype} of the shape {list(offsets.shape)}, and its config.json "
+            f"has draft_vocab_size: {told!r}; copy it again"
+        )
     ids = ids_of(offsets.long())
     if known is not None and not torch.equal(known.bool(), known_tokens(ids, vocabulary)):
         raise FalconLabError("its d2t and its t2d name different tokens of the target")

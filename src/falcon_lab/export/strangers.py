@@ -7,13 +7,12 @@ no drafter of ours has, is an error that names it.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falcon_lab.config.saved import DESCRIPTION
 from falcon_lab.drafters.saved import check_state, describe, read_state, write_state
-from falcon_lab.errors import FalconLabError, one_line
+from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about
 from falcon_lab.interfaces import BuildContext, ImportFormat, StrangersFolder, TrainedDrafter
 from falcon_lab.report.page import render
@@ -72,14 +71,9 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of torch's, which may hold nothing else."""
     import torch
 
-    try:
-        with about(file, "read"):
-            found = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise FalconLabError(
-            f"{file}: cannot be read as weights alone ({one_line(error)}); convert it to "
-            "safetensors, or copy it again"
-        ) from error
+    from falcon_lab.export.mapping import unpickled
+
+    found = unpickled(file)
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in found.items()
     ):

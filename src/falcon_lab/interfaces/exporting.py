@@ -147,6 +147,28 @@ class StrangersFolder:
             raise FalconLabError(f"its config.json has {key}: {found!r} in place of a number")
         return found
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1 of ``config.json``.
+
+        Raises:
+            FalconLabError: it is none, or missing and without a default.
+        """
+        found = self.number(key, default)
+        if type(found) is not int or found < 1:
+            raise FalconLabError(f"its config.json has {key}: {found!r}; it must be 1 or more")
+        return found
+
+    def section(self, key: str) -> dict[str, Any] | None:
+        """Return a section of ``config.json``; None where it is not there.
+
+        Raises:
+            FalconLabError: it is something else.
+        """
+        found = self.config.get(key)
+        if found is not None and not isinstance(found, dict):
+            raise FalconLabError(f"its config.json has {key}: {found!r} in place of a section")
+        return found
+
     def numbers(self, key: str, content: Any) -> list[int]:
         """Return a list of layers' numbers that stands in ``config.json`` as ``key``.
 

@@ -6,11 +6,9 @@ no text has; engines and we may have it apart.
 
 from __future__ import annotations
 
-import pickle
 import re
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
@@ -21,6 +19,7 @@ from falcon_lab.export.mapping import (
     plain_tables,
     take_table,
     take_vocabulary,
+    unpickled,
 )
 from falcon_lab.interfaces import ImportFormat, StrangersFolder, TrainedDrafter
 from falcon_lab_dflash.exports import MASK, dflash_names
@@ -50,15 +49,16 @@ class DFlashFolder(ImportFormat):
         folder.expect("hidden_act", "silu", what=what)
         folder.expect("is_neox_style", True, what=what)
         folder.expect("quantization_config", what=what)
-        kinds = folder.config.get("layer_types") or []
+        listed = folder.config.get("layer_types") or []
+        kinds = {str(each) for each in (listed if isinstance(listed, list) else [listed])}
         for key, plain in PLAIN.items():
             if given.get(key) not in (None, plain):
                 raise FalconLabError(
                     f"its dflash_config has {key}: {given[key]!r}, and DFlash of ours knows {plain}"
                 )
-        if set(kinds) - {"full_attention"}:
+        if kinds - {"full_attention"}:
             raise FalconLabError(
-                f"its layers are {', '.join(sorted(set(kinds)))}, and DFlash of ours has full "
+                f"its layers are {', '.join(sorted(kinds))}, and DFlash of ours has full "
                 "attention alone"
             )
         ids = take_vocabulary(
@@ -66,7 +66,7 @@ class DFlashFolder(ImportFormat):
         )
         numbers = {int(found[1]) for name in folder.tensors if (found := LAYER.match(name))}
         return {
-            "block": int(folder.number("block_size")) - 1,
+            "block": folder.count("block_size") - 1,
             "layers": len(numbers),
             "taps": taps_of(folder, host.config.num_hidden_layers),
             "draft_vocabulary": None if ids is None else len(ids),
@@ -99,8 +99,8 @@ PLAIN = {
 
 def _own(folder: StrangersFolder) -> dict[str, Any]:
     """Return the settings that are DFlash's, which speculators has among the others."""
-    inner = folder.config.get("dflash_config")
-    return inner if isinstance(inner, dict) else folder.config
+    inner = folder.section("dflash_config")
+    return folder.config if inner is None else inner
 
 
 def taps_of(folder: StrangersFolder, layers: int) -> list[int]:
@@ -132,10 +132,7 @@ def mask_of(folder: StrangersFolder, embeddings: Tensor) -> Tensor:
     """
     file = folder.path / MASK
     if file.is_file():
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-            raise FalconLabError(f"its {MASK} is no tensor of torch; copy it again") from error
+        state = unpickled(file)
         found = state.get("embedding") if isinstance(state, dict) else state
         if isinstance(found, Tensor) and found.numel() == embeddings.shape[1]:
             return found.reshape(-1)

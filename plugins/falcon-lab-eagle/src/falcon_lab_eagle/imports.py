@@ -56,8 +56,8 @@ class Eagle3Folder(ImportFormat):
         folder.expect("logit_scale", 1, what=what)
         folder.expect("sliding_window", what=what)
         folder.expect("quantization_config", what=what)
-        inner = folder.config.get("eagle_config")
-        if isinstance(inner, dict) and inner.get("use_aux_hidden_state") is False:
+        folder.expect("norm_before_residual", True, False, what=what)
+        if (folder.section("eagle_config") or {}).get("use_aux_hidden_state") is False:
             raise FalconLabError(
                 "its config.json says that it reads no layers of the target "
                 "(use_aux_hidden_state: false), and EAGLE-3 of ours reads three"
@@ -118,8 +118,7 @@ def taps_of(folder: StrangersFolder, layers: int) -> list[int]:
     Raises:
         FalconLabError: nobody says them, or the target lacks one.
     """
-    inner = folder.config.get("eagle_config")
-    inside = inner.get(IDS_KEY) if isinstance(inner, dict) else None
+    inside = (folder.section("eagle_config") or {}).get(IDS_KEY)
     if folder.taps is not None:
         found = list(folder.taps)
     elif above := folder.config.get(IDS_KEY):
