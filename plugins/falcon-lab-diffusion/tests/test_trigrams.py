@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from diffusion_cases import target
 from falcon_lab_diffusion import CpsConfig
+from falcon_lab_diffusion.__main__ import main
 from falcon_lab_diffusion.path_search import PathSearch
 from falcon_lab_diffusion.trigrams import count_trigrams, read_arpa, write_arpa
 
@@ -53,6 +55,22 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
             assert ours == pytest.approx(theirs, abs=1e-4)
     builder = PathSearch(CpsConfig(ngrams=str(path)), BuildContext(target("llama"), 4, 1))
     assert builder.max_depth == 4
+
+
+def test_a_corpus_is_counted_by_a_command(tmp_path: Path) -> None:
+    one = target("llama")
+    for part in (one.model, one.tokenizer):
+        part.save_pretrained(tmp_path / "target")
+    (tmp_path / "texts").mkdir()
+    for name in "abc":
+        (tmp_path / "texts" / f"{name}.txt").write_text(f"{name} b c a b d " * 8, "utf-8")
+    words = [str(tmp_path / "texts"), str(tmp_path / "out.arpa"), "--least", "1"]
+    done = CliRunner().invoke(main, ["trigrams", str(tmp_path / "target"), *words])
+    assert done.exit_code == 0, done.stderr
+    assert len(read_arpa(tmp_path / "out.arpa").log_p) > 3
+    refused = CliRunner().invoke(main, ["trigrams", str(tmp_path / "none"), *words])
+    assert refused.exit_code == 2
+    assert str(tmp_path / "none") in refused.stderr
 
 
 class Tokens:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from falcon_lab.commands.arguments import (
     settings,
     words_argument,
 )
+from falcon_lab.commands.streams import terminal_width
 from falcon_lab.config.load import load_experiment
 from falcon_lab.config.overrides import is_yaml
 from falcon_lab.config.saved import run_experiment
@@ -236,7 +236,7 @@ def _figures(found: Sequence[Any], notes: list[str]) -> str:
         Column("", lambda each: readable(each.value, each.unit)),
         Column("how", lambda each: each.how, left=True),
     ]
-    return Table(columns, found, notes).text(_width())
+    return Table(columns, found, notes).text(terminal_width())
 
 
 def _comparison(found: Sequence[Any], notes: list[str]) -> str:
@@ -249,8 +249,4 @@ def _comparison(found: Sequence[Any], notes: list[str]) -> str:
         Column("measured / planned", lambda row: f"{row['ratio']:.3g}"),
         Column("of the peak", "share_of_peak", percent(unit=" %")),
     ]
-    return Table(columns, found, notes).text(_width())
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns
+    return Table(columns, found, notes).text(terminal_width())

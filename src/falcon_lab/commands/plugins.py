@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from falcon_lab.commands.arguments import FOLDER
+from falcon_lab.commands.streams import terminal_width
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.report.tables import Column, Table
 from falcon_lab.scaffolding.plugin import KINDS, write_plugin
@@ -41,7 +41,7 @@ def plugins(as_json: bool, strict: bool) -> None:
             for row in components.listing()
         ]
         table = Table(COLUMNS, rows, notes)
-        click.echo(table.text(shutil.get_terminal_size((100, 24)).columns))
+        click.echo(table.text(terminal_width()))
     click.get_current_context().exit(1 if strict and failures else 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
 from collections.abc import Callable
 
@@ -64,3 +65,8 @@ def discard_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(null, stream.fileno())
     os.close(null)
+
+
+def terminal_width() -> int:
+    """Return the columns that there are for a table; many where the output is no terminal."""
+    return shutil.get_terminal_size((120, 24)).columns

@@ -1,6 +1,6 @@
 """A back-off model of three tokens: counted on a corpus, written and read as ARPA files.
 
-    python -m falcon_lab_diffusion.trigrams TARGET CORPUS trigrams.arpa
+    python -m falcon_lab_diffusion trigrams TARGET CORPUS trigrams.arpa
 
 Absolute discounting: what is taken from every n-gram seen is shared among the tokens that were
 not seen behind its context, in the proportions of the model of one token less.
@@ -8,21 +8,15 @@ not seen behind its context, in the proportions of the model of one token less.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from falcon_lab.config.schema import TargetConfig
-from falcon_lab.data.corpora import corpus
-from falcon_lab.data.encoding import encode_all
 from falcon_lab.errors import FalconLabError
 from falcon_lab.files import about, write_atomically
-from falcon_lab.pretraining.target import ensure_target
 
 DISCOUNT = 0.75
 ORDER = 3
@@ -156,7 +150,7 @@ def read_arpa(path: Path, tokenizer: Any = None) -> Trigrams:
     if not model.log_p:
         raise FalconLabError(
             f"{path}: has no n-grams of this target's tokens; give an ARPA file whose words are "
-            "numbers of tokens, or tokens (python -m falcon_lab_diffusion.trigrams writes one)"
+            "numbers of tokens, or tokens (python -m falcon_lab_diffusion trigrams writes one)"
         )
     return model
 
@@ -198,27 +192,3 @@ def _add_line(
     model.log_p[tuple(known)] = values[0] * LN10
     if len(values) > 1:
         model.back_off[tuple(known)] = values[1] * LN10
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Count trigrams of a corpus in a target's tokens, and write them."""
-    parser = argparse.ArgumentParser("falcon_lab_diffusion.trigrams", description=main.__doc__)
-    parser.add_argument("target", help="as target.name, whose tokenizer is used")
-    parser.add_argument("corpus", help="as data.corpus: a name, a folder, or a file")
-    parser.add_argument("out", type=Path, help="the ARPA file")
-    parser.add_argument("--documents", type=int, help="at the most")
-    parser.add_argument("--least", type=int, default=2, help="trigrams that are rarer are left out")
-    given = parser.parse_args(arguments)
-    try:
-        tokenizer = ensure_target(TargetConfig(name=given.target)).tokenizer
-        documents = corpus(given.corpus, split="train", limit=given.documents)
-        texts = (encoded.tokens for encoded in encode_all(documents, tokenizer))
-        model = count_trigrams(texts, least=given.least)
-        write_arpa(model, given.out)
-    except FalconLabError as error:
-        parser.error(str(error))
-    sys.stdout.write(f"{len(model.log_p):,} n-grams: {given.out}\n")
-
-
-if __name__ == "__main__":
-    main()
