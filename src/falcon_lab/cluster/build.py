@@ -88,7 +88,21 @@ def cluster(address: str) -> Iterator[Any]:
     try:
         yield ray
     finally:
+        leave(ray, ended)
+
+
+def leave(ray: Any, ended: Any) -> None:
+    """Let a cluster go, and have SIGTERM received as before.
+
+    Ray gives the signal back to the system on its way, which would end the process without a word
+    where it comes again meanwhile.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, ended)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def check_address(address: str) -> None:
