@@ -123,6 +123,12 @@ def test_a_tuned_target_drafts_for_itself(tmp_path: Path, monkeypatch: pytest.Mo
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert tuning["parent"]["fingerprint"] in report
     assert not (tmp_path / "run" / "drafter").exists()
+    sets = [f"prompts.{name}.texts=[{name}]" for name in ("MT-Bench", "HumanEval", "GSM8K")]
+    field = smoke(f"out={tmp_path / 'field'}", "data.corpus=generated", *tune, *sets)
+    run("compare", EXPERIMENTS / "field-space.yaml", *field, "only=[space]", "temperatures=[0]")
+    compared = json.loads((tmp_path / "field" / "field-space.json").read_text(encoding="utf-8"))
+    assert compared["target"]["fingerprint"] == results["target"]["fingerprint"]
+    assert [row["prompt_set"] for row in compared["rows"]] == ["MT-Bench", "HumanEval", "GSM8K"]
 
 
 @pytest.mark.parametrize(
