@@ -48,9 +48,10 @@ def test_register_has_these_methods_and_each_is_documented() -> None:
 def test_every_method_of_register_takes_the_same_arguments() -> None:
     signatures = {name: str(inspect.signature(add)) for name, add in public(Register).items()}
     common = "(self, name: 'str', build: 'Builder', *, config: 'type | None' = None{}) -> 'None'"
-    exports = ", exports: 'Mapping[str, Builder] | None' = None"
-    assert {signatures[name] for name in KINDS - {"drafter"}} == {common.format("")}
-    assert signatures["drafter"] == common.format(exports)
+    formats = ", exports: 'Mapping[str, Builder] | None' = None, imports: 'Builder | None' = None"
+    assert {signatures[name] for name in KINDS - {"drafter", "target"}} == {common.format("")}
+    assert signatures["drafter"] == common.format(formats)
+    assert signatures["target"] == common.format(", published: 'str | None' = None")
     assert {signatures[name] for name in BROUGHT} == {
         "(self, name: 'str', path: 'Path | str') -> 'None'"
     }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PICKLES = ("pytorch_model*.bin", "medusa_lm_head*.pt")
 """Files of weights from before safetensors; torch's restricted reader alone opens them."""
+ADVICE = "name a folder of falcon-lab export, or a drafter's that another program wrote"
 LAYER = "transformer_layer_config"
 """In a configuration of speculators: that of the decoder layers."""
 
@@ -40,11 +41,7 @@ def read_folder(path: Path, taps: list[int] | None = None) -> StrangersFolder:
     Raises:
         FalconLabError: it has no configuration or no weights, or they are damaged.
     """
-    advice = "name a folder with a drafter that another program wrote"
-    with about(path, "read"):
-        if not (path / DESCRIPTION).is_file():
-            raise FalconLabError(f"{path}: has no {DESCRIPTION}; {advice}")
-    config = read_json(path / DESCRIPTION, dict[str, Any], "configuration of a drafter", advice)
+    config = _configuration(path)
     inner = config.get(LAYER)
     if isinstance(inner, dict):
         config = {**inner, **{key: value for key, value in config.items() if value is not None}}
@@ -85,16 +82,22 @@ def target_of(path: Path) -> str | None:
     """Return the target that a folder of speculators names; None where none is named.
 
     Raises:
-        FalconLabError: its ``config.json`` is damaged.
+        FalconLabError: it has no ``config.json``, a damaged one, or that of a drafter saved here.
     """
-    if not (path / DESCRIPTION).is_file():
-        return None
-    advice = "name a folder with a drafter that another program wrote"
-    config = read_json(path / DESCRIPTION, dict[str, Any], "configuration of a drafter", advice)
-    found: Any = config.get("speculators_config")
+    found: Any = _configuration(path).get("speculators_config")
     for key in ("verifier", "name_or_path"):
         found = found.get(key) if isinstance(found, dict) else None
     return found if isinstance(found, str) else None
+
+
+def _configuration(path: Path) -> dict[str, Any]:
+    with about(path, "read"):
+        if not (path / DESCRIPTION).is_file():
+            raise FalconLabError(f"{path}: has no {DESCRIPTION}; {ADVICE}")
+    config = read_json(path / DESCRIPTION, dict[str, Any], "configuration of a drafter", ADVICE)
+    if "falcon_lab" in config:
+        raise FalconLabError(f"{path}: is a drafter that falcon-lab has saved already; {ADVICE}")
+    return config
 
 
 def import_strangers(
