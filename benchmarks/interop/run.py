@@ -1,6 +1,6 @@
 """Prove that exported drafters do in other engines what they do here; see README.md.
 
-python benchmarks/interop/run.py WORK [ENGINE=PYTHON]… [HEAD | HEAD=DRAFTER]…
+python benchmarks/interop/run.py WORK [ENGINE=PYTHON | llama=FOLDER]… [HEAD | HEAD=DRAFTER]…
 
 Options are those of ``prepare.py``, with an equals sign: ``--prompts=4 --new=48``.
 """
@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 VERIFIER = ["verifier_lm_head.weight", "verifier_norm.weight"]
 WRONG = "-wrong"
+LLAMA_METHODS = ("draft_model", "eagle3", "dflash")
 
 
 def call(python: str, script: str, *arguments: str) -> None:
@@ -87,15 +88,55 @@ def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
         if name != "transformers" and name != f"speculators{WRONG}"
     ]
     call(python, "in_vllm.py", str(case), str(out), *words)
-    theirs = json.loads(out.read_text("utf-8"))
+    return asked(told, json.loads(out.read_text("utf-8")), "vLLM")
+
+
+def in_llama(folder: str, case: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what llama.cpp found for each head that it has, and what does not hold.
+
+    It decodes up to two rounds behind a text, and drafts where a text has no room for it.
+    """
+    told = json.loads(case.read_text("utf-8"))
+    out = case.with_name("llama.json")
+    words = [
+        f"{head}:{name}"
+        for head, ours in told["heads"].items()
+        if ours["method"] in LLAMA_METHODS and head != "dflash-vocabulary"
+        for name in ours["exports"]
+        if name not in ("transformers", f"speculators{WRONG}")
+    ]
+    call(sys.executable, "in_llama.py", str(case), str(out), folder, *words)
+    found, failed = asked(told, json.loads(out.read_text("utf-8")), "llama.cpp")
+    for head, rows in found["heads"].items():
+        depth = told["heads"][head]["draft_tokens"] * len(told["texts"])
+        drafted = sum(len(each) for text in told["heads"][head]["drafts"] for each in text)
+        for name, row in rows.items():
+            if "ended" in row:
+                continue
+            row["ours"]["drafted"] = drafted
+            for key, behind in (("accepted", depth), ("drafted", 2 * depth)):
+                more = row[key] - row["ours"][key]
+                if not name.endswith(WRONG) and not 0 <= more <= behind:
+                    failed.append(f"{head}:{name}: {more} more {key} than ours")
+    return found, failed
+
+
+def asked(
+    told: dict[str, Any], theirs: dict[str, Any], engine: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what an engine found for each export beside ours, and what of it does not hold."""
     rows: dict[str, Any] = {}
     failed = []
-    for word in words:
+    for word, found in theirs["exports"].items():
         head, name = word.split(":")
-        if problem := theirs["exports"][word].get("error"):
-            failed.append(f"{word}: vLLM ended with: {problem}")
+        if problem := found.get("error"):
+            if name.endswith(WRONG) and problem.startswith("ends with"):  # by the engine itself
+                rows.setdefault(head, {})[name] = {"mistake": told["heads"][head]["mistake"]}
+                rows[head][name]["ended"] = problem.rpartition("/")[2]
+            else:
+                failed.append(f"{word}: {engine} ended with: {problem}")
             continue
-        row, problems = compared(told, head, theirs["exports"][word], wrong=name.endswith(WRONG))
+        row, problems = compared(told, head, found, wrong=name.endswith(WRONG))
         rows.setdefault(head, {})[name] = row
         failed += [f"{word}: {problem}" for problem in problems]
         print(
@@ -157,6 +198,7 @@ def record(name: str, about: dict[str, Any], found: dict[str, Any], failed: list
 
 
 ENGINES = {
+    "llama": in_llama,
     "speculators": in_speculators,
     "states": in_states,
     "transformers": in_transformers,
