@@ -43,7 +43,7 @@ class Unit:
     split: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.split} {self.number}".replace("  ", " ")
+        return " ".join(filter(None, (self.kind, self.split, str(self.number))))
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class DataWorker:
         parts = self._parts
         if parts is None:
             return []
-        missing = [number for number in range(len(parts)) if not parts.is_there(number)]
-        return [Unit(TEXTS, number, parts.sizes()[number]) for number in missing]
+        sizes = enumerate(parts.sizes())
+        return [Unit(TEXTS, number, size) for number, size in sizes if not parts.is_there(number)]
 
     def features(self) -> list[Unit]:
         """Return the shards that are missing.

@@ -98,9 +98,10 @@ def is_kept(
     documents: Iterable[Encoded], *, share: float, length: int, seed: int, cache: Path, author: str
 ) -> bool:
     """Return whether ``regenerate`` would find all of its texts in the folder."""
-    beginnings = _beginnings(list(documents), share, length, seed)
-    path = _place(beginnings, length, cache, author)
-    return path is not None and _read(path, beginnings) is not None
+    missing = unwritten(
+        documents, share=share, length=length, seed=seed, cache=cache, author=author
+    )
+    return missing is None
 
 
 def _beginnings(
@@ -156,8 +157,7 @@ class TextParts:
 
     def __init__(self, beginnings: Mapping[int, list[int]], length: int, path: Path) -> None:
         self.length, self.path = length, path
-        # Beginnings of like length side by side waste the least padding.
-        order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
+        order = _by_length(beginnings)
         self._parts = [
             {number: beginnings[number] for number in order[start : start + PART]}
             for start in range(0, len(order), PART)
@@ -194,10 +194,7 @@ class TextParts:
         with claimed(make_folder(path.parent) / f".{path.stem}.lock", wait=True):
             if self.is_there(number):
                 return
-            order, texts = list(part), {}
-            for place, text in write(list(part.values()), self.length):
-                texts[order[place]] = text
-                progress(len(text) - len(part[order[place]]))
+            texts = dict(_texts(part, write, self.length, progress))
             _keep(path, [texts[each] for each in sorted(texts)])
 
     def join(self) -> dict[int, list[int]]:
@@ -291,12 +288,28 @@ class TextBar(Bar):
 def _continued(
     beginnings: Mapping[int, list[int]], write: Write, length: int, *, done: int = 0
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield documents' numbers and texts as they are written."""
-    order = sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
-    with TextBar(done + len(order), done) as bar:
-        for place, text in write([beginnings[number] for number in order], length):
-            bar.add(len(text) - len(beginnings[order[place]]))
-            yield order[place], text
+    """Yield documents' numbers and texts as they are written, with a progress bar."""
+    with TextBar(done + len(beginnings), done) as bar:
+        yield from _texts(beginnings, write, length, bar.add)
+
+
+def _texts(
+    beginnings: Mapping[int, list[int]],
+    write: Write,
+    length: int,
+    progress: Callable[[int], object],
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield documents' numbers and texts as they are written, and report each one's new tokens."""
+    order = _by_length(beginnings)
+    for place, text in write([beginnings[number] for number in order], length):
+        number = order[place]
+        progress(len(text) - len(beginnings[number]))
+        yield number, text
+
+
+def _by_length(beginnings: Mapping[int, list[int]]) -> list[int]:
+    """Return documents in an order that wastes the least padding: of like length side by side."""
+    return sorted(beginnings, key=lambda number: (len(beginnings[number]), number))
 
 
 def _unfinished(path: Path, beginnings: Mapping[int, list[int]]) -> dict[int, list[int]]:

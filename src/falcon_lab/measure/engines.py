@@ -183,7 +183,7 @@ class Setup:
         Raises:
             FalconLabError: it is not there, or was trained for another target.
         """
-        drafter, node = self._made(config, trained)
+        drafter, node = self._made(config, trained), self.node_of(config, trained)
         if config.drafter is not None and is_untrained(drafter):
             self.announce(
                 f"{node['name']} has weights that nobody trained, so that its drafts are "
@@ -192,7 +192,9 @@ class Setup:
         return choose_drafter(drafter, self.experiment.decoding, self.announce), node
 
     def node_of(self, config: MethodConfig, trained: Path | None = Path()) -> Node:
-        """Return the node that ``drafter`` would return, without building or loading anything.
+        """Return the node that describes a method's drafter; nothing is built or loaded.
+
+        A part that is saved is described by what is saved there.
 
         Raises:
             FalconLabError: the drafter is not there.
@@ -212,7 +214,7 @@ class Setup:
         node = config.drafter or self.experiment.drafter
         return self.components.replaced("drafter", node, describe)
 
-    def _made(self, config: MethodConfig, trained: Path | None) -> tuple[Drafter, Node]:
+    def _made(self, config: MethodConfig, trained: Path | None) -> Drafter:
         """Build or load the drafter of a method as ``drafter`` does; nothing is compiled."""
         if config.drafter is None and config.drafter_path:
             with opened_drafter(config.drafter_path, self.components) as folder:
@@ -222,30 +224,23 @@ class Setup:
         _refuse_untrained(trained)
         return self._saved(trained, trained)
 
-    def _saved(self, folder: Path, trained: Path | None) -> tuple[Drafter, Node]:
+    def _saved(self, folder: Path, trained: Path | None) -> Drafter:
         """Load a saved drafter, or build one like it where the target is a stand-in."""
-        node = saved_node(folder, self.components)
         if not self.stands_in:
-            return load_drafter(folder, self.target, self.components), node
+            return load_drafter(folder, self.target, self.components)
+        node = saved_node(folder, self.components)
         refuse_other_target(folder, self.target)
         return self._built(node, trained)
 
-    def _built(self, node: Node, trained: Path | None) -> tuple[Drafter, Node]:
-        """Build the drafter of a node; a part that is saved is described by what is saved there."""
-        described: dict[str | None, Node] = {}
+    def _built(self, node: Node, trained: Path | None) -> Drafter:
+        """Build the drafter of a node, with its parts that are saved."""
 
         def saved(path: str | None) -> Drafter:
-            drafter, described[path] = self._made(MethodConfig(drafter_path=path), trained)
-            return drafter
+            return self._made(MethodConfig(drafter_path=path), trained)
 
         context = BuildContext(host=self.target, saved=saved)
         drafter: Drafter = self.components.build("drafter", node, context)
-
-        def describe(kind: str, inner: Node) -> Node:
-            is_saved = (kind, inner["name"]) == ("drafter", "saved")
-            return described.get(inner.get("path"), inner) if is_saved else inner
-
-        return drafter, self.components.replaced("drafter", node, describe)
+        return drafter
 
     def engine(self, drafter: Drafter, nodes: Mapping[str, Node]) -> SpeculativeEngine:
         """Build the engine of a drafter, compiled where ``decoding.compile`` asks for it.
