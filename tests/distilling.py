@@ -86,6 +86,7 @@ def distillation(
     repeats: int = 1,
     unroll: int = 1,
     compiled: bool = False,
+    least_squares: int = 0,
     max_steps: int = 6,
     **options: Any,
 ) -> Distillation:
@@ -106,6 +107,7 @@ def distillation(
         repeats=repeats,
         unroll=unroll,
         compile=compiled,
+        least_squares=least_squares,
         checkpoint_every=3,
         hyperparameters={"name": "test", "nested": {"k": 2}},
     )

@@ -4,25 +4,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from distilling import QUIET, Data, Notes, batch, distillation, weights
+from fakes.drafters import TrainedAlone
 from falcon_lab.acceptance import Greedy
 from falcon_lab.config.load import load_experiment
 from falcon_lab.controllers import Fixed
+from falcon_lab.data.datamodule import FalconDataModule
 from falcon_lab.data.packing import Batch
 from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.module import Distillation
-from falcon_lab.distill.stage import DecodingCheck, build_drafter
+from falcon_lab.distill.stage import DecodingCheck, begin_at_solution, build_drafter
+from falcon_lab.drafters.falcon import FalconDrafter
 from falcon_lab.errors import FalconLabError
 from falcon_lab.glancing import NoGlancing
-from falcon_lab.interfaces import BuildContext
-from falcon_lab.plugins.builtins import ChainConfig, FixedConfig
+from falcon_lab.interfaces import BuildContext, DrafterInputs, FirstWeights
+from falcon_lab.plugins.builtins import ChainConfig, FalconConfig, FixedConfig
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.training import train
 from falcon_lab.trees.template_tree import Chain
@@ -67,6 +70,59 @@ def test_accumulated_micro_batches_are_looked_at_once(tmp_path: Path) -> None:
     trainer = {**QUIET, "accumulate_grad_batches": 3}
     train(module, Data(list(range(20))), trainer, tmp_path, notes, 0, [_check(module, every=3)])
     assert len(notes.series("decode/mean_accepted")) == 2
+
+
+# --- first weights ----------------------------------------------------------------------------
+
+
+class Solved(FirstWeights):
+    """Keeps the shapes of what it is given, and finds a row in every sequence."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def add(self, inputs: DrafterInputs, features: torch.Tensor) -> None:
+        assert inputs.taps is not None
+        assert torch.equal(inputs.features, features[:, :-1])  # no noise
+        self.seen.append([*inputs.tokens.shape, features.shape[1], inputs.taps.shape[2]])
+
+    def assign(self) -> int:
+        return len(self.seen)
+
+
+class BeginsSomewhere(FalconDrafter):
+    taps = (1,)
+
+    def first_weights(self) -> FirstWeights:
+        self.solution = Solved()
+        return self.solution
+
+
+class Numbered(Data):
+    """Batches by number, as a stage asks for them before there is a trainer."""
+
+    def batches(self) -> list[Batch]:
+        return [batch(index) for index in self.train.indices]
+
+
+@pytest.mark.parametrize(("tokens", "batches"), [(1, 1), (49, 2), (10_000, 3)])
+def test_first_weights_rest_on_so_many_tokens_or_all(tokens: int, batches: int) -> None:
+    target = tiny_target()
+    drafter = BeginsSomewhere(FalconConfig(), BuildContext(target))
+    module, data = distillation(drafter=drafter, target=target), Numbered([4, 5, 6])
+    begin_at_solution(module, cast(FalconDataModule, data), tokens)
+    assert drafter.solution.seen == batches * [[2, 23, 24, 1]]
+    with pytest.raises(FalconLabError, match="no document that is longer"):
+        begin_at_solution(module, cast(FalconDataModule, Numbered([])), tokens)
+
+
+def test_a_drafter_without_a_solution_is_refused_before_there_are_data() -> None:
+    with pytest.raises(FalconLabError, match=r"drafter\.fuse=linear"):
+        distillation(least_squares=1)
+    target = tiny_target()
+    with pytest.raises(FalconLabError, match=r"TrainedAlone has no .*least_squares=0") as raised:
+        distillation(drafter=TrainedAlone(), target=target, least_squares=1)
+    assert "\n" not in str(raised.value)
 
 
 # --- two processes --------------------------------------------------------------------------------

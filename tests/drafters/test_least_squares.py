@@ -1,129 +1,46 @@
-"""A head that begins as the least-squares solution of its task."""
+"""A linear regression over rows that come in parts."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
-from torch import Tensor
 
-from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.drafters.least_squares import begin_at_least_squares, check_least_squares
-from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, DrafterInputs
-from falcon_lab.model.target import Target
-from falcon_lab.plugins.builtins import FalconConfig
-from tiny_models import FAMILIES, tiny_target
+from falcon_lab.drafters.least_squares import LeastSquares, within
 
 
-def head_of(target: Target, **options: Any) -> FalconDrafter:
-    torch.manual_seed(0)
-    return FalconDrafter(FalconConfig(fuse="linear", **options), BuildContext(target)).eval()
+def test_a_map_and_its_intercept_are_found_from_rows_that_come_in_parts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rule, bias = torch.randn(5, 6, generator=generator), torch.randn(6, generator=generator)
+    given = torch.randn(400, 5, generator=generator) + 2
+    sums = LeastSquares()
+    for part in given.split(150):
+        sums.add(part, (part @ rule + bias).unflatten(1, (2, 3)))
+    found, intercept = sums.solve()
+    assert sums.count == 400
+    torch.testing.assert_close(found, rule.double(), atol=0.01, rtol=0)
+    torch.testing.assert_close(intercept[0], bias.double(), atol=0.01, rtol=0)
 
 
-def planted(
-    target: Target, places: int, *, sequences: int = 30, length: int = 24
-) -> list[tuple[DrafterInputs, Tensor]]:
-    """Documents in which a feature is a normed linear map of what a head of one place reads."""
-    generator = torch.Generator().manual_seed(1)
-    width = target.hidden_size
-    rule = torch.randn(2 * width, width, generator=generator) / width**0.5
-    tokens = torch.randint(0, target.vocab_size, (sequences, length), generator=generator)
-    documents = torch.zeros(sequences, length, dtype=torch.long)
-    documents[:, length // 2 :] = 1
-    documents += 2 * torch.arange(sequences)[:, None]
-    norm = target.backbone.final_norm
-    features = torch.randn(sequences, length, width, generator=generator)
-    with torch.no_grad():
-        # Each feature follows from the token and the feature ``places`` before it.
-        for t in range(places, length):
-            given = [target.embed(tokens[:, t - places + 1]), features[:, t - places]]
-            before = torch.cat(given, -1) @ rule
-            # What is regressed on has norm one, which the planted map shall have already.
-            features[:, t] = norm(before)
-    inputs = DrafterInputs(
-        tokens=tokens[:, 1:],
-        features=features[:, :-1],
-        documents=documents[:, :-1],
-        positions=torch.arange(length - 1).expand(sequences, -1),
-        generator=torch.Generator(),
-    )
-    return [(inputs, features)]
+def test_a_row_counts_as_much_as_its_weight_says() -> None:
+    given = torch.tensor([[-1.0], [1.0], [1.0]])
+    outcomes = torch.tensor([[0.0], [1.0], [3.0]])
+    sums = LeastSquares()
+    sums.add(given, outcomes, torch.tensor([1.0, 3.0, 1.0]))
+    found, intercept = sums.solve()
+    # The two rows that are given the same have the weighted mean 1.5.
+    torch.testing.assert_close(found[0, 0], torch.tensor(0.75).double(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(intercept[0, 0], torch.tensor(0.75).double(), atol=1e-3, rtol=0)
 
 
-def agreement(head: FalconDrafter, inputs: DrafterInputs, features: Tensor) -> list[float]:
-    """Return the cosine between what each place predicts and the feature there."""
-    with torch.no_grad():
-        found = head.predict(inputs, torch.zeros_like(inputs.tokens))
-    assert found.features is not None
-    documents = torch.cat([inputs.documents, inputs.documents[:, -1:]], 1)
-    cosines = []
-    for place in range(head.block):
-        chosen = (found.slot == place) & (found.label >= 0) & (found.label < features.shape[1])
-        label = found.label.clamp(0, features.shape[1] - 1)
-        chosen &= documents.gather(1, label) == documents.gather(1, found.source)
-        true = features.gather(1, label[..., None].expand(-1, -1, features.shape[-1]))
-        cosine = torch.cosine_similarity(found.features.float(), true, dim=-1)
-        cosines.append(float(cosine[chosen].mean()))
-    return cosines
+def test_without_an_intercept_nothing_follows_from_nothing() -> None:
+    sums = LeastSquares(intercept=False)
+    sums.add(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [3.0]]))
+    found, intercept = sums.solve()
+    torch.testing.assert_close(found[0, 0], torch.tensor(9 / 5).double(), atol=1e-3, rtol=0)
+    assert not len(intercept)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt2"])
-def test_a_head_finds_a_planted_rule_without_training(family: str) -> None:
-    target = tiny_target(family)
-    samples = planted(target, 1)
-    head = head_of(target, block=1)
-    [before] = agreement(head, *samples[0])
-    count = begin_at_least_squares(head, target, samples)
-    [after] = agreement(head, *samples[0])
-    assert count == 30 * (23 - 1)  # a row has its outcome in the same document
-    assert before < 0.5
-    assert after > 0.93
-
-
-def test_blocks_that_add_positions_of_their_own_are_refused() -> None:
-    target = tiny_target("gpt2")
-    with pytest.raises(FalconLabError, match="begin as the identity"):
-        begin_at_least_squares(head_of(target, block=1), target, planted(target, 1))
-
-
-def test_queries_learn_a_map_for_each_place() -> None:
-    target = tiny_target()
-    head = head_of(target, block=3, query="mapped")
-    first = planted(target, 1)
-    begin_at_least_squares(head, target, first)
-    cosines = agreement(head, *first[0])
-    assert cosines[0] > 0.9
-    assert cosines[0] > cosines[2]
-    head = head_of(target, block=3, query="mapped")
-    third = planted(target, 3)
-    begin_at_least_squares(head, target, third)
-    assert agreement(head, *third[0])[2] > 0.9
-
-
-def test_a_row_of_which_the_outcome_is_in_another_document_does_not_count() -> None:
-    target = tiny_target()
-    [(inputs, features)] = planted(target, 1, sequences=2, length=8)
-    assert begin_at_least_squares(head_of(target, block=1), target, [(inputs, features)]) == 2 * 6
-    assert (
-        begin_at_least_squares(
-            head_of(target, block=3, query="mapped"), target, [(inputs, features)]
-        )
-        == 2 * 2
-    )
-
-
-def test_what_has_no_such_solution_is_refused_with_what_to_set() -> None:
-    target = tiny_target()
-    context = BuildContext(target)
-    with pytest.raises(FalconLabError, match=r"drafter\.fuse=linear"):
-        check_least_squares(FalconDrafter(FalconConfig(), context))
-    with pytest.raises(FalconLabError, match=r"drafter\.query=mapped"):
-        check_least_squares(head_of(target, query="newest"))
-    with pytest.raises(FalconLabError, match="no document"):
-        begin_at_least_squares(head_of(target, block=1), target, [])
-    bare = head_of(target, block=1)
-    bare.fuse.mix.bias = None
-    with pytest.raises(FalconLabError, match="has no bias"):
-        check_least_squares(bare)
+def test_positions_whose_outcome_is_padding_or_of_another_document_are_not_within() -> None:
+    documents = torch.tensor([[0, 0, 0, 1, 1, -1, -1]])
+    assert within(documents, 1).tolist() == [[True, True, False, True, False, False]]
+    assert within(documents, 2).tolist() == [[True, False, False, False, False]]
+    assert within(documents, 7).shape == within(documents, 9).shape == (1, 0)

@@ -16,7 +16,6 @@ from falcon_lab_eagle.fspad import FspadDrafter
 from transformers import LlamaConfig
 
 from falcon_lab import testing
-from falcon_lab.drafters.least_squares import begin_at_least_squares
 from falcon_lab.drafters.saved import load_drafter, save_drafter
 from falcon_lab.interfaces import BuildContext, Frontier, Observation
 
@@ -134,7 +133,9 @@ def test_it_begins_at_the_least_squares_solution_with_its_branches_closed(family
     given = testing.training_inputs(host, made, whole, torch.Generator())
     features = host.teacher(whole.tokens, whole.documents, whole.positions)
     before = made(given).features
-    begin_at_least_squares(made, host, [(given, features)])
+    solution = made.first_weights()
+    solution.add(given, features)
+    assert solution.assign() == 199
     found = made(given)
     assert torch.equal(found.features, found.hidden)
     errors = [(of[:, :-1] - features[:, 1:-1]).square().mean() for of in (before, found.features)]

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transfer_cases import FAMILIES, FOLDER, KNOWN, drafter, engine, target
 
 from falcon_lab import testing
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import Frontier, Reveal
+from falcon_lab.interfaces import DrafterInputs, Frontier, Reveal
 from falcon_lab.testing import fit, packed, training_inputs
 from falcon_lab.tree import TokenTree
 
@@ -32,6 +34,21 @@ def test_greedy_output_is_the_target_s_own(family: str, tree: dict[str, Any]) ->
     assert rounds[0].nodes == 0
     assert any(one.nodes for one in rounds)
     assert any(one.auxiliary for one in rounds)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_more_is_read_behind_a_node_than_the_trees_are_deep(depth: int) -> None:
+    model, tree = target(), {"name": "chain", "depth": depth}
+    short, whole = drafter(model, block=3), drafter(model, block=3)
+    whole.reserve, whole.most_auxiliary = lambda *_: None, lambda tree: 64
+    narrow, wide = (
+        testing.lossless_rounds(engine(model, made, tree=tree), PROMPTS, 24)
+        for made in (short, whole)
+    )
+    assert max(one.auxiliary for one in narrow) == (depth + 1) * depth
+    assert [(one.nodes, one.accepted) for one in narrow[:-2]] == [
+        (one.nodes, one.accepted) for one in wide[:-2]
+    ]
 
 
 def test_batches_are_lossless() -> None:
@@ -113,6 +130,71 @@ def test_from_distillation_to_decoding() -> None:
     prompts = texts[:, :2].tolist()
     rounds = testing.lossless_rounds(engine(model, made, tree=TREES[0]), prompts, 20)
     assert testing.accepted(rounds) / len(rounds) > 0.3
+
+
+def linear_states(made: Any, *, outliers: float = 0.0) -> tuple[DrafterInputs, Tensor]:
+    """Documents whose states follow by a map from the one before, and that map.
+
+    The first states of some documents are longer, and what follows them has nothing to do with it.
+    """
+    draws = torch.Generator().manual_seed(7)
+    wide, documents, length = made.host.hidden_size, 60, 12
+    rule = torch.linalg.qr(torch.randn(wide, wide, generator=draws)).Q
+    states = torch.randn(documents, length, wide, generator=draws)
+    for place in range(1, length):
+        states[:, place] = states[:, place - 1] @ rule.T
+    if outliers:
+        states[:, 0] = outliers * torch.randn(documents, wide, generator=draws)
+    # Two documents a sequence, and padding of which nothing follows.
+    packed_states = states.view(documents // 2, 2 * length, 1, wide)
+    padding = torch.randn(documents // 2, 4, 1, wide, generator=draws)
+    number = torch.arange(documents).repeat_interleave(length).view(documents // 2, -1)
+    number = torch.cat([number, torch.full((documents // 2, 4), -1)], 1)
+    nothing = torch.zeros_like(number)
+    taps = torch.cat([packed_states, padding], 1)
+    given = DrafterInputs(nothing, taps[:, :, 0], number, nothing, draws, taps)
+    return given, rule
+
+
+def begun(made: Any, given: DrafterInputs) -> int:
+    solution = made.first_weights()
+    rows = len(given.tokens) // 2
+    for part in (slice(0, rows), slice(rows, None)):
+        inputs = replace(given, documents=given.documents[part], taps=given.taps[part])
+        solution.add(inputs, given.features)
+    return int(solution.assign())
+
+
+def test_maps_begin_as_what_made_the_states() -> None:
+    made = drafter(target(), stir=0, block=2)
+    given, rule = linear_states(made)
+    assert begun(made, given) == 60 * 10
+    for found, expected in zip(made.maps.detach(), [rule, rule @ rule], strict=True):
+        torch.testing.assert_close(found, expected, atol=0.01, rtol=0)
+
+
+def test_first_states_that_are_far_longer_do_not_decide_what_the_maps_begin_as() -> None:
+    made = drafter(target(), stir=0, block=1)
+    given, rule = linear_states(made, outliers=300.0)
+    begun(made, given)
+    assert (made.maps[0].detach() - rule).norm() < 0.3 * rule.norm()
+
+
+def test_a_training_may_begin_at_the_regression() -> None:
+    """On a target's own texts it drafts better than the identity, without a step."""
+    model = testing.tiny_target(vocab=16, layers=4)
+    texts, options = testing.own_texts(model), {"stir": 0, "block": 2, "layer": 2}
+    identity, regression = (drafter(model, **options) for _ in range(2))
+    rows = training_inputs(model, regression, packed([[text] for text in texts]), torch.Generator())
+    begun(regression, rows)
+    objective = {"name": "falcon", "feature": 0.0, "soft": 1.0, "hard": 0.0}
+    losses = []
+    for made in (identity, regression):
+        module = testing.distillation(
+            model, made, objective=objective, components=KNOWN, steps=1, lr=1e-9, noise=0.0
+        )
+        losses.append(testing.distil(module, texts)[0]["val/loss"])
+    assert losses[1] < 0.9 * losses[0]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -263,8 +263,8 @@ class DistillationConfig:
     """Times that the student studies each batch of a teacher pass, under block phases, noise and
     glances of its own each time."""
     least_squares: int = step_count(0, least=0)
-    """Tokens from which a head's first weights are solved by least squares (0: random weights).
-    The fuse must be linear, and queries mapped."""
+    """Tokens from which a drafter's first weights are solved by least squares (0: those it has).
+    A head's fuse must be linear, and queries mapped."""
     own_features: float = ranged(0.0, least=0, most=1)
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""

@@ -18,7 +18,6 @@ from falcon_lab.config.schema import DistillationConfig
 from falcon_lab.data.packing import Batch
 from falcon_lab.distill import metrics
 from falcon_lab.distill.step import DistillationStep, StepClock
-from falcon_lab.drafters.least_squares import check_least_squares
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Drafter, GlancingSchedule, Objective, TrainableDrafter
 from falcon_lab.timing import Stopwatch
@@ -63,7 +62,7 @@ class Distillation(LightningModule):
         super().__init__()
         _check_unroll(drafter, config)
         if config.least_squares:
-            check_least_squares(drafter)
+            drafter.first_weights()  # is refused before there are data
         self.save_hyperparameters(dict(hyperparameters or {}), logger=False)
         self.target = target.tapped(drafter.taps)
         self.drafter: Any = drafter

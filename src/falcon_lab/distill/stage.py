@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,10 +21,9 @@ from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.inputs import derive_seed
 from falcon_lab.distill.module import Distillation
-from falcon_lab.drafters.least_squares import begin_at_least_squares
 from falcon_lab.drafters.saved import save_drafter
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import BuildContext, DrafterInputs, TrainableDrafter, is_trainable
+from falcon_lab.interfaces import BuildContext, TrainableDrafter, is_trainable
 from falcon_lab.sampling import Sampling
 from falcon_lab.trainer import check_arguments
 from falcon_lab.training import train
@@ -101,23 +100,24 @@ def begin_at_solution(module: Distillation, data: FalconDataModule, tokens: int)
     """Solve for the drafter's first weights on so many tokens of the training data, or all.
 
     Raises:
-        FalconLabError: the drafter has no such solution.
+        FalconLabError: the drafter has no such solution, or no document is long enough for one.
     """
-    batches, device = data.batches(), module.target.device
-
-    def samples() -> Iterator[tuple[DrafterInputs, Tensor]]:
-        read = 0
-        with Bar(total=tokens, desc="least squares", unit="tok") as bar:
-            for number in range(len(data.train_dataloader())):
-                if read >= tokens:
-                    return
-                step = module.step(module.transfer_batch_to_device(batches[number], device, 0))
-                teacher = step.teacher_pass()
-                yield step.inputs(step.batch, teacher.features, teacher.taps, 0.0), teacher.features
-                read += step.batch.tokens.numel()
-                bar.update(step.batch.tokens.numel())
-
-    begin_at_least_squares(module.drafter, module.target, samples())
+    batches, device, read = data.batches(), module.target.device, 0
+    solution = module.drafter.first_weights()
+    with Bar(total=tokens, desc="least squares", unit="tok") as bar:
+        for number in range(len(data.train_dataloader())):
+            if read >= tokens:
+                break
+            step = module.step(module.transfer_batch_to_device(batches[number], device, 0))
+            teacher = step.teacher_pass()
+            inputs = step.inputs(step.batch, teacher.features, teacher.taps, 0.0)
+            solution.add(inputs, teacher.features)
+            read += step.batch.tokens.numel()
+            bar.update(step.batch.tokens.numel())
+    if not solution.assign():
+        raise FalconLabError(
+            "distillation.least_squares found no document that is longer than a block; see data"
+        )
 
 
 def check_training(

@@ -23,6 +23,7 @@ from falcon_lab.drafters.head_drafting import Drafting
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_passes import HeadForward
 from falcon_lab.drafters.head_training import first_pass, unrolled
+from falcon_lab.drafters.head_weights import HeadWeights
 from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
 from falcon_lab.interfaces import (
     DrafterHost,
@@ -30,6 +31,7 @@ from falcon_lab.interfaces import (
     DraftOutput,
     DraftSequences,
     DraftVocabulary,
+    FirstWeights,
     Frontier,
     Observation,
     Prediction,
@@ -103,6 +105,10 @@ class FeatureHead(HeadLayers, CompilablePasses, TrainableDrafter):
         if phase is None:
             phase = self._draw_phase(documents, inputs.generator)
         return unrolled(self, inputs, documents, phase, reveal)
+
+    def first_weights(self) -> FirstWeights:
+        """Return what solves for the linear fuse of a head whose blocks begin as the identity."""
+        return HeadWeights(self)
 
     def _draw_phase(self, documents: PackedDocuments, generator: torch.Generator) -> Tensor:
         if not self.aligned:

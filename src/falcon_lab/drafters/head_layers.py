@@ -37,6 +37,7 @@ class HeadLayers(nn.Module):
 
     Attributes:
         block: k.
+        needs: what it reads of the target, as ``Drafter.needs``.
         aligned: whether the newest k rows are one block and training covers every phase; else
             blocks sit at multiples of k.
         offsets: ``[k, H]``, for a head whose k predictions are all asked from the newest row, each
@@ -55,6 +56,8 @@ class HeadLayers(nn.Module):
         maps: see above.
         vocabulary: ``draft_vocabulary``.
     """
+
+    needs: frozenset[str]
 
     def __init__(
         self,

@@ -1,205 +1,72 @@
-"""Begin a head as the least-squares solution of its task, in place of random weights.
+"""A linear regression over documents that come in parts, for the first weights of a drafter.
 
-The target's next feature is to a good part a linear function of the newest one and the next token:
-on SmolLM2-135M-Instruct the best such function alone drafts 42 % of the tokens that the target
-takes, which a head from random weights reaches after a million tokens or so. It follows from one
-system of linear equations. The decoder blocks begin as the identity (the projections that end
-their branches are zero), with the target's final norm, and training goes on from there.
-
-What is regressed on is the feature before the final norm, up to its length, which that norm takes
-away: (h - b) / w for a norm that computes w v + b of a normalised v.
-
-A head with queries predicts k features from the newest fused token, by a map for each place. What
-the k regressions have in common goes into the fuse: their fitted values' H strongest directions
-(reduced-rank regression), of which the maps give each place its own.
-
-Shapes: B batch, T tokens, n rows, C channels of a joined token, k places, H hidden.
+Shapes: B batch, T positions, n rows, C channels of an input, K of an outcome.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from falcon_lab.drafters.feature_head import FeatureHead
-from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import DrafterInputs
-
-if TYPE_CHECKING:
-    from falcon_lab.model.target import Target
-
-ENDS_OF_BRANCHES = frozenset(
-    {"o_proj", "out_proj", "c_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "fc_out"}
-)
-"""What families call the projections that end attention and MLP."""
 RIDGE = 1e-4
 """Of the mean squared channel, added to every one: as many channels may be nearly the same."""
 
 
-def begin_at_least_squares(
-    head: FeatureHead, target: Target, samples: Iterable[tuple[DrafterInputs, Tensor]]
-) -> int:
-    """Set a head's weights to the least-squares solution over the samples.
+def within(documents: Tensor, ahead: int) -> Tensor:
+    """Return which positions have the position so many further on in their own document.
 
     Args:
-        head: whose fuse is linear.
-        target: the teacher.
-        samples: inputs, ``[B, T]`` tokens of packed documents, and the target's features from the
-            first on, ``[B, T + 1, H]``.
+        documents: ``[B, T]`` long, document of each position; padding is negative.
+        ahead: how many positions further on.
 
     Returns:
-        n, the rows that the solution rests on.
-
-    Raises:
-        FalconLabError: the head has no such solution, or there is no row.
+        ``[B, max(0, T - ahead)]`` bool.
     """
-    mix = check_least_squares(head)
-    weight, bias = _final_norm(target)
-    places = (head.block,) if head.maps is None else tuple(range(1, head.block + 1))
-    sums = _Sums()
-    for inputs, features in samples:
-        joined, outcomes = _rows(head, inputs, features, places)
-        sums.add(joined, (outcomes - bias) / weight)
-    solution, intercept = sums.solve()
-    with torch.no_grad():
-        _close_branches(head, target)
-        if head.maps is None:
-            _assign(mix, solution, intercept)
-        else:
-            _assign_places(head, mix, sums, solution, intercept)
-    return sums.count
+    here = documents[:, : max(0, documents.shape[1] - ahead)]
+    return (here == documents[:, ahead:]) & (here >= 0)
 
 
-class _Sums:
-    """The moments that a regression needs, in float64."""
+class LeastSquares:
+    """The moments that a regression needs, in float64.
 
-    def __init__(self) -> None:
+    Attributes:
+        count: n, of all rows.
+        given: ``[C, C]``, products of the inputs with themselves; with an intercept
+            ``[C + 1, C + 1]``, as if the last channel were a one.
+
+    Args:
+        intercept: whether the outcomes have one.
+    """
+
+    def __init__(self, *, intercept: bool = True) -> None:
         self.count = 0
-        self.given: Any = 0.0  # [C + 1, C + 1], products of the inputs with themselves
-        self._both: Any = 0.0  # [C + 1, k·H], and with the outcomes
+        self.given: Any = 0.0
+        self._both: Any = 0.0  # and with the outcomes
+        self._ones = int(intercept)
 
-    def add(self, inputs: Tensor, outcomes: Tensor) -> None:
-        """Add ``[n, C]`` inputs and ``[n, k, H]`` outcomes."""
-        inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1).float()
+    def add(self, inputs: Tensor, outcomes: Tensor, weights: Tensor | None = None) -> None:
+        """Add ``[n, C]`` inputs and ``[n, …]`` outcomes of K channels in all.
+
+        Args:
+            inputs: what is given.
+            outcomes: what is to follow from it.
+            weights: ``[n]`` of the squared errors; None: all alike.
+        """
+        inputs = torch.cat([inputs, inputs.new_ones(len(inputs), self._ones)], dim=1).float()
+        weighted = inputs if weights is None else inputs * weights[:, None]
         self.count += len(inputs)
-        self.given = self.given + (inputs.T @ inputs).double()
-        self._both = self._both + (inputs.T @ outcomes.flatten(1).float()).double()
+        self.given = self.given + (weighted.T @ inputs).double()
+        self._both = self._both + (weighted.T @ outcomes.flatten(1).float()).double()
 
     def solve(self) -> tuple[Tensor, Tensor]:
-        """Return the map ``[C, k·H]`` and the intercept ``[k·H]``."""
-        if not self.count:
-            raise FalconLabError(
-                "distillation.least_squares found no document that is longer than a block; see data"
-            )
-        ridge = RIDGE * self.given.diagonal()[:-1].mean()
-        ridges = torch.full_like(self.given.diagonal(), ridge)
-        ridges[-1] = 0
+        """Return the map ``[C, K]`` and the intercept ``[1, K]``, or ``[0, K]`` without one.
+
+        There must have been a row.
+        """
+        channels = len(self.given) - self._ones
+        ridges = torch.zeros_like(self.given.diagonal())
+        ridges[:channels] = RIDGE * self.given.diagonal()[:channels].mean()
         solution = torch.linalg.solve(self.given + ridges.diag(), self._both)
-        return solution[:-1], solution[-1]
-
-
-def check_least_squares(head: object) -> nn.Linear:
-    """Return the linear fuse that is to be set.
-
-    Raises:
-        FalconLabError: the head has no such solution.
-    """
-    fuse = head.fuse if isinstance(head, FeatureHead) and "features" in head.needs else None
-    if not (isinstance(fuse, Fuse) and isinstance(fuse.mix, nn.Linear)):
-        raise FalconLabError(
-            "distillation.least_squares sets the linear fuse of a head on the target's features, "
-            f"and {type(head).__name__} has none; set drafter.fuse=linear, or "
-            "distillation.least_squares=0"
-        )
-    if fuse.mix.bias is None:
-        raise FalconLabError(
-            f"distillation.least_squares: the linear fuse of {type(head).__name__} has no bias, "
-            "which is part of the solution; give it one, or set distillation.least_squares=0"
-        )
-    assert isinstance(head, FeatureHead)
-    if head.offsets is not None and head.maps is None:
-        raise FalconLabError(
-            "distillation.least_squares needs a map for every query; set drafter.query=mapped, or "
-            "distillation.least_squares=0"
-        )
-    return fuse.mix
-
-
-def _rows(
-    head: FeatureHead, inputs: DrafterInputs, features: Tensor, places: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Return the joined rows ``[n, C]`` that have an outcome at all places, ``[n, k, H]``."""
-    last, length = max(places), features.shape[1]
-    count = length - last
-    if count <= 0:
-        return features.new_empty(0, 0), features.new_empty(0, 0)
-    joined = head.join(inputs.tokens, head.read(inputs.features, inputs.taps))[:, :count]
-    outcomes = torch.stack([features[:, a : a + count] for a in places], dim=2)
-    # A document's last token is not among the inputs: it has no next one.
-    ends = torch.cat([inputs.documents, inputs.documents[:, -1:]], dim=1)[:, last:length]
-    within = inputs.documents[:, :count] == ends
-    return joined[within], outcomes[within]
-
-
-def _final_norm(target: Target) -> tuple[Tensor, Tensor]:
-    """Return w and b of the target's final norm: what it makes of values of norm one."""
-    probe = torch.ones(target.hidden_size, dtype=target.dtype, device=target.device)
-    probe[1::2] = -1  # mean 0 and variance 1, so that every kind of norm leaves it as it is
-    with torch.no_grad():
-        one, other = target.backbone.final_norm(torch.stack([probe, -probe])[None])[0].float()
-    weight, bias = (one - other) / 2 * probe.float(), (one + other) / 2
-    small = weight.abs() < weight.abs().mean() * 1e-3
-    return weight.masked_fill(small, float(weight.abs().mean())), bias
-
-
-def _close_branches(head: FeatureHead, target: Target) -> None:
-    """Make the decoder blocks the identity, and give them the target's final norm.
-
-    A fuse with a branch beside its linear layer has it closed too.
-    """
-    closed = 0
-    for name, module in (*head.backbone.base.named_modules(), *head.fuse.named_modules()):
-        if name.rpartition(".")[2] in ENDS_OF_BRANCHES and isinstance(module, nn.Linear):
-            module.weight.zero_()
-            closed += 1
-            if module.bias is not None:
-                module.bias.zero_()
-    norm = head.backbone.final_norm
-    norm.load_state_dict(target.backbone.final_norm.state_dict())
-    first = next(head.backbone.parameters())
-    rows = torch.linspace(-1, 1, 3 * target.hidden_size).sin().view(1, 3, -1).to(first)
-    positions = torch.arange(3, device=first.device)[None]
-    mask = torch.ones(1, 3, 3, dtype=torch.bool, device=first.device).tril()
-    blocks = head.carried(head.backbone(embeddings=rows, positions=positions, mask=mask))
-    if not torch.allclose(blocks, norm(rows), atol=1e-3):
-        raise FalconLabError(
-            f"distillation.least_squares: decoder blocks of the kind of {target.name} do not begin "
-            f"as the identity when the {closed} projections that end their branches are zero; set "
-            "distillation.least_squares=0"
-        )
-
-
-def _assign(mix: nn.Linear, solution: Tensor, intercept: Tensor) -> None:
-    mix.weight.copy_(solution.T)
-    mix.bias.copy_(intercept)
-
-
-def _assign_places(
-    head: FeatureHead, mix: nn.Linear, sums: _Sums, solution: Tensor, intercept: Tensor
-) -> None:
-    """Split the solutions of k places into one fuse and a map for each place."""
-    assert head.maps is not None
-    assert head.offsets is not None
-    width = mix.out_features
-    mean = sums.given[-1, :-1] / sums.count
-    covariance = sums.given[:-1, :-1] / sums.count - mean.outer(mean)
-    fitted = solution.T @ covariance @ solution  # [k·H, k·H]
-    strongest = torch.linalg.eigh(fitted).eigenvectors[:, -width:]
-    shared = solution @ strongest  # [C, H]
-    _assign(mix, shared, -mean @ shared)  # what is fused has mean zero
-    head.maps.copy_(strongest.unflatten(0, (-1, width)).transpose(1, 2))
-    head.offsets.copy_((intercept + mean @ solution).unflatten(0, (-1, width)))
+        return solution[:channels], solution[channels:]

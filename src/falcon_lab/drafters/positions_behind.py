@@ -29,6 +29,8 @@ next."""
 class PositionsBehind(Drafter):
     """Has the target read k positions behind every node, which guess what follows it.
 
+    Of these it reads as many as the trees are deep: later ones would guess what is not drafted.
+
     Position j behind a node guesses the token j + 1 steps below it: the next one the node guesses
     itself. Those behind the last accepted node are the next round's draft; the first round of a
     text drafts nothing, as a prompt is read without them.
@@ -45,6 +47,7 @@ class PositionsBehind(Drafter):
     vocab_size: int
     """V, of the target."""
     _guesses: Tensor | None = None  # [k, V] after the newest token
+    _deepest: int | None = None  # of the trees; None: not known
 
     @abstractmethod
     def read_behind(self, nodes: int, most: int) -> tuple[Tensor, Entrance | None]:
@@ -62,6 +65,10 @@ class PositionsBehind(Drafter):
         """Forget the sequence."""
         self._guesses = None
 
+    def reserve(self, positions: int, tree: TreeBuilder) -> None:
+        """Remember how deep the trees are."""
+        self._deepest = tree.max_depth
+
     def observe(self, observation: Observation) -> None:
         """Do nothing: what is known comes from the positions behind nodes."""
 
@@ -73,13 +80,14 @@ class PositionsBehind(Drafter):
         return DraftOutput(self._guesses[None], all_proposed=True)
 
     def most_auxiliary(self, tree: TreeBuilder) -> int:
-        """Return k for every node of the largest tree, as far as ``MOST`` goes."""
-        return min(self.max_auxiliary, tree.max_nodes * self.block)
+        """Return as many for every node of the largest tree, as far as ``MOST`` goes."""
+        return min(self.max_auxiliary, tree.max_nodes * min(self.block, tree.max_depth))
 
     def auxiliary_nodes(self, tree: TokenTree, max_depth: int) -> AuxiliaryNodes | None:
-        """Return k positions for every node, as far as the text can still grow."""
+        """Return positions for every node, as far as the text can still grow."""
         self._guesses = None
-        most = min(self.block, max_depth - tree.max_depth)
+        wanted = self.block if self._deepest is None else min(self.block, self._deepest)
+        most = min(wanted, max_depth - tree.max_depth)
         if most < 1 or tree.nodes * most > self.max_auxiliary:
             return None
         step = torch.arange(1, most + 1, device=tree.tokens.device)

@@ -63,6 +63,7 @@ from falcon_lab.interfaces.layers import (
 )
 from falcon_lab.interfaces.training import (
     DrafterInputs,
+    FirstWeights,
     GlanceRows,
     GlancingSchedule,
     LabelledRows,
@@ -93,6 +94,7 @@ __all__ = [
     "EngineContext",
     "ExportFormat",
     "Exported",
+    "FirstWeights",
     "Frontier",
     "GlanceRows",
     "GlancingSchedule",

@@ -23,7 +23,7 @@ from falcon_lab.interfaces.decoding import (
     TreeBuilder,
 )
 from falcon_lab.interfaces.layers import LayerPlan, TargetLayers
-from falcon_lab.interfaces.training import DrafterInputs, Prediction, Reveal
+from falcon_lab.interfaces.training import DrafterInputs, FirstWeights, Prediction, Reveal
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
 from falcon_lab.tree import AuxiliaryNodes, TokenTree
 
@@ -378,6 +378,23 @@ class Drafter(ABC):
     def unrolls(self) -> bool:
         """Whether it has an ``unroll`` of its own."""
         return type(self).unroll is not Drafter.unroll
+
+    # --- first weights of a training (``distillation.least_squares``) --------------------------
+
+    def first_weights(self) -> FirstWeights:
+        """Return what solves for the weights that a training begins with.
+
+        It is asked for before there are data, too.
+
+        Raises:
+            FalconLabError: no such solution is known for the drafter, or not as it is configured.
+        """
+        raise FalconLabError(
+            f"distillation.least_squares: {type(self).__name__} has no solution to begin at "
+            "(first_weights); set distillation.least_squares=0"
+        )
+
+    # --- a compiled training pass (``distillation.compile``) ----------------------------------
 
     def compile_training(self, compiler: Callable[[Any], Any] = torch.compile) -> None:
         """Send the part of a training pass that it pays for through a compiler.

@@ -75,6 +75,31 @@ class Prediction:
     weight: Tensor | None = None
 
 
+class FirstWeights(ABC):
+    """Solves for the weights that a drafter's training begins with, in place of random ones.
+
+    ``distillation.least_squares`` asks for them: ``add`` is called with so many tokens of the
+    training data, and then ``assign``.
+    """
+
+    @abstractmethod
+    def add(self, inputs: DrafterInputs, features: Tensor) -> None:
+        """Take packed documents in.
+
+        Args:
+            inputs: T pairs of them, without noise.
+            features: ``[B, T + 1, H]`` of the target, from the first position on.
+        """
+
+    @abstractmethod
+    def assign(self) -> int:
+        """Set the drafter's weights.
+
+        Returns:
+            The rows that the solution rests on; without any the weights stay as they were.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Reveal:
     """Labels that a glancing schedule shows to the drafter in place of its inputs.

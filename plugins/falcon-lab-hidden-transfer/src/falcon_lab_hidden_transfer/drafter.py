@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from falcon_lab.drafters.least_squares import LeastSquares, within
 from falcon_lab.drafters.positions_behind import PositionsBehind
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import (
     BuildContext,
     DrafterInputs,
+    FirstWeights,
     Prediction,
     Reveal,
     TrainableDrafter,
@@ -115,6 +117,10 @@ class HiddenTransfer(PositionsBehind, TrainableDrafter):
         chosen: Tensor = drawn.topk(self._rows).indices.sort().values
         return chosen.to(inputs.tokens.device)
 
+    def first_weights(self) -> FirstWeights:
+        """Return what solves for the maps by regression: later states of the layer on earlier."""
+        return TransferWeights(self)
+
     # --- drafting ---------------------------------------------------------------------------
 
     def read_behind(self, nodes: int, most: int) -> tuple[Tensor, Entrance | None]:
@@ -124,3 +130,36 @@ class HiddenTransfer(PositionsBehind, TrainableDrafter):
             return self.carried(below)[:, :most].flatten(0, 1).to(below.dtype)
 
         return torch.zeros(nodes * most, dtype=torch.long), Entrance(self.layer, states)
+
+
+class TransferWeights(FirstWeights):
+    """Sets the maps to the best linear ones between the states of true positions.
+
+    A squared error is divided by the squared length of the state that is mapped: those of first
+    tokens are many times as long as others, and would else decide alone.
+
+    Args:
+        drafter: whose maps they are.
+    """
+
+    def __init__(self, drafter: HiddenTransfer) -> None:
+        self._drafter, self._sums = drafter, LeastSquares(intercept=False)
+
+    def add(self, inputs: DrafterInputs, features: Tensor) -> None:
+        """Add the positions that have k more of their document behind them."""
+        assert inputs.taps is not None
+        block = self._drafter.block
+        chosen, states = within(inputs.documents, block), inputs.taps[:, :, 0].float()
+        count = chosen.shape[1]
+        later = torch.stack([states[:, j : j + count] for j in range(1, block + 1)], 2)
+        mapped = states[:, :count][chosen]
+        self._sums.add(mapped, later[chosen], 1 / mapped.square().sum(-1))
+
+    def assign(self) -> int:
+        """Set the maps."""
+        if self._sums.count:
+            maps = self._drafter.maps
+            with torch.no_grad():
+                solution, _ = self._sums.solve()
+                maps.copy_(solution.view(-1, *maps.shape[:2]).permute(1, 2, 0))
+        return self._sums.count
