@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 from easyspec_cases import LAYERS, target
-from falcon_lab_easyspec.costs import ASSUMPTIONS, Parts, main, measured, pass_seconds, table
+from falcon_lab_easyspec.__main__ import main
+from falcon_lab_easyspec.costs import ASSUMPTIONS, Parts, measured, pass_seconds, table
 from falcon_lab_easyspec.groups import groups_of, stages
+
+from falcon_lab.config.schema import TargetConfig
+from falcon_lab.errors import FalconLabError
+from falcon_lab.model.target import Target
 
 PARTS = Parts(attention=2.0, network=3.0, rest=10.0, gather=0.5)
 
@@ -40,14 +46,24 @@ def test_parts_of_a_target_are_measured() -> None:
     assert pass_seconds(parts, layers, 1) == pytest.approx(pass_seconds(parts, [1] * LAYERS, 2))
 
 
-def test_the_command_prints_its_assumptions(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_its_assumptions_and_refuses_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("falcon_lab_easyspec.costs.load_target", lambda wanted: target("llama"))
-    main(["anything", "--context", "8", "--devices", "2", "3", "--seconds", "0.01"])
-    said = capsys.readouterr().out
-    assert said.startswith(ASSUMPTIONS)
-    assert len(said.splitlines()) == 6
+    known = {"anything": target("llama")}
+
+    def found(wanted: TargetConfig) -> Target:
+        if wanted.name not in known:
+            raise FalconLabError(f"{wanted.name} is no target")
+        return known[wanted.name]
+
+    monkeypatch.setattr("falcon_lab.pretraining.target.ensure_target", found)
+    words = ["--context", "8", "--devices", "2", "--devices", "3", "--seconds", "0.01"]
+    done = CliRunner().invoke(main, ["costs", "anything", *words])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(ASSUMPTIONS)
+    assert len(done.stdout.splitlines()) == 6
+    refused = CliRunner().invoke(main, ["costs", "nothing"])
+    assert refused.exit_code == 2
+    assert refused.stderr == "falcon-lab: nothing is no target\n"
     for wrong in (["--devices", "0"], ["--gather", "-1"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(["anything", *wrong])
+        assert CliRunner().invoke(main, ["costs", "anything", *wrong]).exit_code == 2

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from easyspec_cases import LAYERS
 from falcon_lab_easyspec import EasySpecConfig
+from falcon_lab_easyspec.__main__ import main
 from falcon_lab_easyspec.drafter import SideBySideDrafter
-from falcon_lab_easyspec.processes import Processes, connected, main
+from falcon_lab_easyspec.processes import Processes, connected
 from shared_work import PROMPT, lean_target, states_under, work
 
 from falcon_lab import testing
@@ -62,13 +65,27 @@ def test_a_missing_process_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_processes_that_nobody_launched_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_that_nobody_launched_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
-    with pytest.raises(SystemExit, match="2"):
-        main(["anything", "a prompt"])
-    assert "RANK is not set; start the processes by torchrun" in capsys.readouterr().err
+    refused = CliRunner().invoke(main, ["processes", "anything", "a prompt"])
+    assert refused.exit_code == 2
+    [line] = refused.stderr.splitlines()
+    assert line.startswith("falcon-lab: RANK is not set; start the processes by torchrun")
+
+
+def test_the_command_prints_what_one_process_and_all_of_them_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    meet = partial(connected, init=f"file://{tmp_path / 'store'}")
+    monkeypatch.setattr("falcon_lab_easyspec.processes.connected", meet)
+    monkeypatch.setattr("falcon_lab.pretraining.target.ensure_target", lambda _: lean_target())
+    words = ["processes", "anything", "a prompt", "--tokens", "6"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    *_, alone, together = done.stdout.splitlines()
+    assert alone.startswith("1 process: 6 tokens in ")
+    assert together.startswith("1 processes: 6 tokens in ")
 
 
 def test_a_process_that_would_compute_nothing_is_refused(

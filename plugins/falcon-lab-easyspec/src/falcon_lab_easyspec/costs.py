@@ -1,28 +1,21 @@
 """A model of what a drafting pass costs on several devices, from parts that are measured on one.
 
-    python -m falcon_lab_easyspec.costs TARGET --devices 1 2 4 8 --size 4 --gather 20
+    python -m falcon_lab_easyspec costs TARGET --devices 2 --devices 8 --size 4 --gather 20
 
 What it assumes is printed with it.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from falcon_lab.config.schema import TargetConfig
-from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import LayerPlan
-from falcon_lab.model.loading import load_target
 from falcon_lab.model.passes import NewPositions
 from falcon_lab.model.target import Target
 from falcon_lab.timing import fastest
-from falcon_lab_easyspec import SIZE, EasySpecConfig
-from falcon_lab_easyspec.groups import plan_of, stages
 
 ASSUMPTIONS = (
     "A model, no measurement. It assumes that every device is like the one that was timed and has "
@@ -118,32 +111,3 @@ def table(parts: Parts, side_by_side: Sequence[int], devices: Sequence[int]) -> 
     for count in devices:
         found = pass_seconds(parts, side_by_side, count)
         yield f"{count:7}  {1e3 * found:12.2f}  {before / found:13.2f}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what a drafting pass would cost on several devices."""
-    parser = argparse.ArgumentParser("falcon_lab_easyspec.costs", description=main.__doc__)
-    parser.add_argument("target", help="hub id, folder or GGUF file of the model that drafts")
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--size", type=int, default=SIZE, help="layers of a group")
-    parser.add_argument("--gather", type=float, default=20.0, help="µs of an all_gather")
-    parser.add_argument("--context", type=int, default=256, help="tokens in the KV cache")
-    parser.add_argument("--dtype", default="auto", help="of the weights")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each of 4 samples")
-    given = parser.parse_args(arguments)
-    if min(given.devices) < 1 or given.size < 1 or given.gather < 0 or given.context < 1:
-        parser.error("devices, size and context are at least 1, and gather at least 0")
-    try:
-        target = load_target(TargetConfig(name=given.target, dtype=given.dtype, lean=True))
-        layers = target.config.num_hidden_layers
-        groups = plan_of(EasySpecConfig(size=given.size), layers).groups
-        found = measured(target, context=given.context, seconds=given.seconds)
-    except FalconLabError as error:
-        parser.exit(2, f"{error}\n")
-    parts = replace(found, gather=1e-6 * given.gather)
-    lines = (ASSUMPTIONS, *table(parts, stages(groups, layers), given.devices))
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-if __name__ == "__main__":
-    main()

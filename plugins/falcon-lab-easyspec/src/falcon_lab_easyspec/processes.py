@@ -1,6 +1,6 @@
 """Groups of layers on several processes: each computes some attentions, and all get all of them.
 
-    torchrun --nproc-per-node 2 -m falcon_lab_easyspec.processes TARGET "A prompt" --size 4
+    torchrun --nproc-per-node 2 -m falcon_lab_easyspec processes TARGET "A prompt" --size 4
 
 Every process has the whole model and does the same, but for the attentions of groups: process r
 computes those of the layers r, r + N, … of a group, keeps their keys and values alone, and an
@@ -11,9 +11,7 @@ Shapes: B batch, n tokens, H hidden, R attentions of a group that one process co
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,10 +19,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed
 
-from falcon_lab.config.schema import TargetConfig
 from falcon_lab.errors import FalconLabError, first_line
 from falcon_lab.interfaces import BuildContext, LayerPlan
-from falcon_lab.model.loading import load_target
 from falcon_lab.model.target import Target
 from falcon_lab.testing import engine, write
 from falcon_lab.timing import Stopwatch
@@ -146,42 +142,33 @@ def drafter_of(target: Target, config: EasySpecConfig, processes: Processes) -> 
     return made
 
 
-def report(target: Target, given: argparse.Namespace, processes: Processes) -> Iterator[str]:
-    """Yield the text, and a line for each way to compute groups; all processes do the same."""
-    config = EasySpecConfig(size=given.size)
-    prompt = target.tokenizer(given.prompt)["input_ids"]
+def report(
+    target: Target,
+    prompt: str,
+    config: EasySpecConfig,
+    processes: Processes,
+    *,
+    depth: int,
+    tokens: int,
+) -> Iterator[str]:
+    """Yield the text, and a line for each way to compute groups; all processes do the same.
+
+    Args:
+        target: on this process's device.
+        prompt: what is continued.
+        config: the groups.
+        processes: all of them.
+        depth: draft tokens of a round.
+        tokens: new ones of the text.
+    """
+    read = target.tokenizer(prompt)["input_ids"]
     alone = SideBySideDrafter(config, BuildContext(target))
     across = drafter_of(target, config, processes)
     for name, drafter in (("1 process", alone), (f"{processes.count} processes", across)):
-        made = engine(target, drafter, tree={"name": "chain", "depth": given.depth})
+        made = engine(target, drafter, tree={"name": "chain", "depth": depth})
         with Stopwatch(target.device) as watch:
-            found = write(made, prompt, given.tokens, ends=sorted(target.eos_ids))
+            found = write(made, read, tokens, ends=sorted(target.eos_ids))
         if drafter is alone:
             yield target.tokenizer.decode(found.tokens)
         new, rounds = len(found.tokens), len(found.rounds)
         yield f"{name}: {new} tokens in {rounds} rounds, {new / watch.wall:.1f} a second"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Continue a prompt greedily on all processes; the first one prints text and speed."""
-    parser = argparse.ArgumentParser("falcon_lab_easyspec.processes", description=main.__doc__)
-    parser.add_argument("target", help="hub id, folder or GGUF file")
-    parser.add_argument("prompt")
-    parser.add_argument("--size", type=int, help="layers of a group")
-    parser.add_argument("--depth", type=int, default=4, help="draft tokens of a round")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens")
-    given = parser.parse_args(arguments)
-    local = os.environ.get("LOCAL_RANK", "0")
-    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    try:
-        with connected(torch.device(device)) as processes:
-            target = load_target(TargetConfig(name=given.target, device=device, lean=True))
-            for line in report(target, given, processes):
-                if processes.rank == 0:
-                    sys.stdout.write(f"{line}\n")
-    except FalconLabError as error:
-        parser.exit(2, f"{error}\n")
-
-
-if __name__ == "__main__":
-    main()
