@@ -200,14 +200,30 @@ def refuse_other_target(folder: Path, stand_in: Target) -> None:
         FalconLabError: its weights are missing, or it was trained for a target of another shape.
     """
     folder = whole(folder, CONFIG)
-    trained_for = read_config(folder)["target"]
     if not (folder / WEIGHTS).is_file():
         raise FalconLabError(f"{folder / WEIGHTS} is missing; save the drafter again")
-    if trained_for.get("hidden_size") not in (None, stand_in.hidden_size):
-        raise FalconLabError(
-            f"{folder}: this drafter was trained for {trained_for.get('name')} with a hidden size "
-            f"of {trained_for.get('hidden_size')}; {stand_in.name} has {stand_in.hidden_size}"
-        )
+    refuse_other_sizes(folder, stand_in, "hidden_size")
+
+
+def refuse_other_sizes(folder: Path, host: Any, *sizes: str) -> None:
+    """Refuse a saved drafter whose target had other sizes, where the weights are not compared.
+
+    Args:
+        folder: of the drafter.
+        host: the target, with a ``name``.
+        sizes: which are compared, as targets and descriptions name them.
+
+    Raises:
+        FalconLabError: one of them is another.
+    """
+    trained_for = read_config(folder)["target"]
+    for key in sizes:
+        before, now = trained_for.get(key), getattr(host, key)
+        if before not in (None, now):
+            raise FalconLabError(
+                f"{folder}: this drafter was trained for {trained_for.get('name')}, whose {key} is "
+                f"{before}; {host.name} has {now}. Name its own target"
+            )
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from falcon_lab.config.saved import opened_drafter, read_description
-from falcon_lab.drafters.saved import load_drafter
-from falcon_lab.errors import FalconLabError
+from falcon_lab.config.saved import opened_drafter
+from falcon_lab.drafters.saved import load_drafter, refuse_other_sizes
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab_serving.drafting import ServedDrafter
@@ -34,22 +33,8 @@ def load_served(
     components = load_components()
     target: Any = host  # the loader reads of a target what a host has
     with opened_drafter(os.environ[DRAFTER], components) as folder:
-        check_sizes(str(folder), read_description(folder)["target"], host)
+        refuse_other_sizes(folder, host, "hidden_size", "vocab_size")
         drafter = load_drafter(folder, target, components, force=True)
     builder = components.build("tree_builder", tree, BuildContext.of(target, drafter))
     sizes = {"nodes": nodes, "places": places, "positions": positions}
     return ServedDrafter(drafter, builder, **sizes, device=host.device)
-
-
-def check_sizes(folder: str, trained_for: dict[str, Any], host: ServedTarget) -> None:
-    """Compare a drafter's target with the server's by what a server's fused weights still show.
-
-    Raises:
-        FalconLabError: they have other sizes.
-    """
-    for key, found in (("hidden_size", host.hidden_size), ("vocab_size", host.vocab_size)):
-        if trained_for.get(key) not in (None, found):
-            raise FalconLabError(
-                f"{folder}: was trained for {trained_for['name']}, whose {key} is "
-                f"{trained_for[key]}; {host.name} has {found}. Serve its own target"
-            )
