@@ -90,6 +90,40 @@ def test_a_head_finds_a_planted_rule_without_training(family: str) -> None:
     assert after > 0.93
 
 
+@pytest.mark.parametrize("options", [{"block": 1}, {"block": 2, "query": "mapped"}])
+def test_a_head_that_taps_layers_finds_what_only_they_tell(options: dict[str, Any]) -> None:
+    target, (layers, length) = tiny_target(), (2, 24)
+    [(inputs, features)] = planted(target, 1)
+    generator = torch.Generator().manual_seed(2)
+    taps = torch.randn(30, length - 1, layers, target.hidden_size, generator=generator)
+    taps /= taps.square().mean(-1, keepdim=True).sqrt()
+    # A feature follows from the lower layer and the token; the feature before it tells nothing.
+    given = torch.cat([target.embed(inputs.tokens), taps[:, :, 0]], -1)
+    rule = torch.randn(given.shape[-1], target.hidden_size, generator=generator)
+    features = torch.cat([features[:, :1], target.backbone.final_norm(given @ rule)], 1).detach()
+    inputs = replace(inputs, features=features[:, :-1], taps=taps)
+
+    blind, head = head_of(target, **options), head_of(target, **options, taps=[0, 1])
+    begin(blind, [(replace(inputs, taps=None), features)])
+    begin(head, [(inputs, features)])
+    assert agreement(head, inputs, features)[0] > 0.9
+    assert agreement(blind, replace(inputs, taps=None), features)[0] < 0.8
+
+
+def test_a_later_pass_reads_the_mixture_that_goes_with_a_predicted_feature() -> None:
+    target = tiny_target()
+    [(inputs, features)] = planted(target, 1)
+    rule = torch.randn(target.hidden_size, target.hidden_size) / target.hidden_size**0.5
+    states = inputs.features @ rule
+    states /= states.square().mean(-1, keepdim=True).sqrt()
+    head = head_of(target, block=1, taps=[1])
+    begin(head, [(replace(inputs, taps=states[:, :, None]), features)])
+    with torch.no_grad():
+        mixture = head.read(inputs.features, states[:, :, None])
+        expected = head.carried(inputs.features)
+    assert torch.cosine_similarity(expected, mixture, dim=-1).mean() > 0.95
+
+
 def test_blocks_that_add_positions_of_their_own_are_refused() -> None:
     target = tiny_target("gpt2")
     with pytest.raises(FalconLabError, match="begin as the identity"):

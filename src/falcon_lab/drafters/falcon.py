@@ -15,6 +15,7 @@ from torch import nn
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
+from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.backbone import Backbone
 
@@ -43,6 +44,8 @@ class FalconDrafter(FeatureHead):
             aligned=config.phase == "aligned",
             offsets=offsets,
             maps=maps,
+            tapped=TappedFeatures(len(config.taps), width) if config.taps else None,
             vocabulary=context.draft_vocabulary(config.draft_vocabulary),
         )
         self.config = config
+        self.taps = tuple(config.taps)

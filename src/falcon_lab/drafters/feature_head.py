@@ -25,6 +25,7 @@ from falcon_lab.drafters.head_passes import HeadForward
 from falcon_lab.drafters.head_training import first_pass, unrolled
 from falcon_lab.drafters.head_weights import HeadWeights
 from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
+from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.interfaces import (
     DrafterHost,
     DrafterInputs,
@@ -64,6 +65,7 @@ class FeatureHead(HeadLayers, CompilablePasses, TrainableDrafter):
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
         maps: nn.Parameter | None = None,
+        tapped: TappedFeatures | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         super().__init__(
@@ -74,6 +76,7 @@ class FeatureHead(HeadLayers, CompilablePasses, TrainableDrafter):
             aligned=aligned,
             offsets=offsets,
             maps=maps,
+            tapped=tapped,
             vocabulary=vocabulary,
         )
         self.draft_through(EagerPass)

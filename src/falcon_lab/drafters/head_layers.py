@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fusing
+from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost, DraftVocabulary, Prediction
 from falcon_lab.model.backbone import Backbone
@@ -32,8 +33,8 @@ class Rows(NamedTuple):
 class HeadLayers(nn.Module):
     """Join tokens with features, fuse them in time, and send them through decoder blocks.
 
-    The weights are those of ``fuse``, ``backbone``, ``offsets`` and ``maps``, and what a subclass
-    adds.
+    The weights are those of ``fuse``, ``backbone``, ``offsets``, ``maps`` and ``tapped``, and what
+    a subclass adds.
 
     Attributes:
         block: k.
@@ -44,6 +45,8 @@ class HeadLayers(nn.Module):
             by a query of its own; None: the last k rows predict.
         maps: ``[k, C, H]``, which make the queries of the newest row, before their offsets; None:
             a query is the newest row itself.
+        tapped: mixes hidden states of the layers that are tapped with the features; None: the
+            features alone are read.
         draft_vocabulary: the tokens that its logits are about; None: all of the target's.
 
     Args:
@@ -54,6 +57,7 @@ class HeadLayers(nn.Module):
         aligned: see above.
         offsets: see above.
         maps: see above.
+        tapped: see above.
         vocabulary: ``draft_vocabulary``.
     """
 
@@ -69,6 +73,7 @@ class HeadLayers(nn.Module):
         aligned: bool = True,
         offsets: nn.Parameter | None = None,
         maps: nn.Parameter | None = None,
+        tapped: TappedFeatures | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         super().__init__()
@@ -79,20 +84,26 @@ class HeadLayers(nn.Module):
         self.backbone = backbone
         self.offsets = offsets
         self.maps = maps
+        self.tapped = tapped
         self.draft_vocabulary = vocabulary
         self._compiled: Compiled | None = None
 
     def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
-        """Return what is joined with a token of a true position: the target's features.
+        """Return what is joined with a token of a true position: features, or their mixture.
 
-        A head that taps layers makes it of ``taps``, ``[..., L, H]``.
+        A head that reads layers in another way makes it of ``taps``, ``[..., L, H]``.
 
         Returns:
             ``[..., H]``, as wide as what is ``carried`` of the decoder blocks' outputs.
         """
         if features is None:
             raise ValueError(f"{type(self).__name__} needs target features with every observation")
-        return features
+        if self.tapped is None:
+            return features
+        if taps is None:
+            raise ValueError(f"{type(self).__name__} reads layers of the target, and has none")
+        mixture: Tensor = self.tapped(features, taps)
+        return mixture
 
     def join(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Join ``[..., n]`` tokens and ``[..., n, H]`` features: ``[..., n, C]``."""
@@ -109,9 +120,13 @@ class HeadLayers(nn.Module):
     def carried(self, hidden: Tensor) -> Tensor:
         """Return what a later pass reads in place of a feature: the blocks' outputs themselves.
 
-        A head whose outputs are wider than that returns a part of them, ``[..., H]``.
+        Where features are mixed with tapped states, it is the mixture that goes with them. A head
+        whose outputs are wider than that returns a part of them, ``[..., H]``.
         """
-        return hidden
+        if self.tapped is None:
+            return hidden
+        expected: Tensor = self.tapped.expected(hidden)
+        return expected
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn the blocks' outputs, ``[..., H]``, into ``[..., n]`` by the target's LM head."""

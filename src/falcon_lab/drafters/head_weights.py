@@ -13,7 +13,12 @@ A head with queries predicts k features from the newest fused token, by a map fo
 the k regressions have in common goes into the fuse: their fitted values' H strongest directions
 (reduced-rank regression), of which the maps give each place its own.
 
-Shapes: B batch, T tokens, n rows, C channels of a joined token, k places, H hidden.
+A head that mixes tapped states with the features is regressed on all that is mixed: that part of
+the fuse is the mixture, which the fuse then adds as it is. What stands for the mixture in a later
+pass is its own regression on the feature.
+
+Shapes: B batch, T tokens, n rows, E channels of an embedding, C of one and what is read beside it,
+k places, H hidden.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fuse
 from falcon_lab.drafters.head_layers import HeadLayers
-from falcon_lab.drafters.least_squares import LeastSquares, within
+from falcon_lab.drafters.least_squares import LeastSquares, solved, within
+from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterInputs, FirstWeights
 
@@ -60,11 +66,20 @@ class HeadWeights(FirstWeights):
         count = chosen.shape[1]
         if not count:
             return
-        read = self._head.read(inputs.features, inputs.taps)
-        joined = self._head.join(inputs.tokens, read)[:, :count]
+        joined = self._joined(inputs)[:, :count]
         outcomes = torch.stack([features[:, a : a + count] for a in self._places], dim=2)
         weight, bias = _final_norm(self._head.host)
         self._sums.add(joined[chosen], (outcomes[chosen] - bias) / weight)
+
+    def _joined(self, inputs: DrafterInputs) -> Tensor:
+        """Return ``[B, T, C]``: what is joined with tokens, or what that is mixed of."""
+        head, read = self._head, inputs.features
+        if head.tapped is None:
+            read = head.read(inputs.features, inputs.taps)
+        elif read is not None and inputs.taps is not None:
+            read = head.tapped.sources(read, inputs.taps)
+        assert read is not None
+        return head.join(inputs.tokens, read)
 
     def assign(self) -> int:
         """Set the fuse and the maps, and close the branches of the decoder blocks.
@@ -76,10 +91,12 @@ class HeadWeights(FirstWeights):
             solution, intercept = self._sums.solve()
             with torch.no_grad():
                 _close_branches(self._head)
-                if self._head.maps is None:
-                    _assign(self._mix, solution, intercept)
-                else:
-                    _assign_places(self._head, self._mix, self._sums, solution, intercept)
+                if self._head.maps is not None:
+                    solution, intercept = _shared(self._head, self._sums, solution, intercept)
+                if self._head.tapped is not None:
+                    solution = _mixture(self._head.tapped, self._sums, solution)
+                self._mix.weight.copy_(solution.T)
+                self._mix.bias.copy_(intercept.flatten())
         return self._sums.count
 
 
@@ -147,23 +164,35 @@ def _close_branches(head: HeadLayers) -> None:
         )
 
 
-def _assign(mix: nn.Linear, solution: Tensor, intercept: Tensor) -> None:
-    mix.weight.copy_(solution.T)
-    mix.bias.copy_(intercept.flatten())
-
-
-def _assign_places(
-    head: HeadLayers, mix: nn.Linear, sums: LeastSquares, solution: Tensor, intercept: Tensor
-) -> None:
-    """Split the solutions of k places into one fuse and a map for each place."""
+def _shared(
+    head: HeadLayers, sums: LeastSquares, solution: Tensor, intercept: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Split the solutions of k places into a map for each place, and the fuse that is returned."""
     assert head.maps is not None
     assert head.offsets is not None
-    width = mix.out_features
+    width = head.maps.shape[1]
     mean = sums.given[-1, :-1] / sums.count
     covariance = sums.given[:-1, :-1] / sums.count - mean.outer(mean)
     fitted = solution.T @ covariance @ solution  # [k·H, k·H]
     strongest = torch.linalg.eigh(fitted).eigenvectors[:, -width:]
     shared = solution @ strongest  # [C, H]
-    _assign(mix, shared, -mean @ shared)  # what is fused has mean zero
     head.maps.copy_(strongest.unflatten(0, (-1, width)).transpose(1, 2))
     head.offsets.copy_((intercept + mean @ solution).view_as(head.offsets))
+    return shared, -mean @ shared  # what is fused has mean zero
+
+
+def _mixture(tapped: TappedFeatures, sums: LeastSquares, solution: Tensor) -> Tensor:
+    """Set what mixes to its part of the fuse, ``[C, H]``; return the fuse of a mixture, [E + H, H].
+
+    Rows of ``given`` are the embedding, the feature, the tapped states and a one.
+    """
+    mixed, width = tapped.mix.in_features, tapped.mix.out_features
+    embedding = len(solution) - mixed
+    tapped.mix.weight.copy_(solution[embedding:].T)
+    feature = [*range(embedding, embedding + width), -1]
+    expected = sums.given[feature]
+    both = expected[:, embedding:-1] @ solution[embedding:]
+    found, offset = solved(expected[:, feature], both, intercept=True)
+    tapped.expected.weight.copy_(found.T)
+    tapped.expected.bias.copy_(offset[0])
+    return torch.cat([solution[:embedding], torch.eye(width).to(solution)])

@@ -65,8 +65,19 @@ class LeastSquares:
 
         There must have been a row.
         """
-        channels = len(self.given) - self._ones
-        ridges = torch.zeros_like(self.given.diagonal())
-        ridges[:channels] = RIDGE * self.given.diagonal()[:channels].mean()
-        solution = torch.linalg.solve(self.given + ridges.diag(), self._both)
-        return solution[:channels], solution[channels:]
+        return solved(self.given, self._both, intercept=bool(self._ones))
+
+
+def solved(given: Tensor, both: Tensor, *, intercept: bool) -> tuple[Tensor, Tensor]:
+    """Return the map ``[C, K]`` and the intercept ``[1, K]``, or ``[0, K]`` without one.
+
+    Args:
+        given: products of the inputs with themselves; an intercept's one is the last of them.
+        both: products of the inputs with the outcomes, as many rows.
+        intercept: whether there is one.
+    """
+    channels = len(given) - int(intercept)
+    ridges = torch.zeros_like(given.diagonal())
+    ridges[:channels] = RIDGE * given.diagonal()[:channels].mean()
+    solution = torch.linalg.solve(given + ridges.diag(), both)
+    return solution[:channels], solution[channels:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from falcon_lab.fields import choice, filled, ranged
+from falcon_lab.fields import choice, each_once, filled, ranged
 from falcon_lab.plugins.hooks import DraftVocabularyOption, Register, hookimpl
 
 PROPOSALS = ("deterministic", "sampled")
@@ -48,6 +48,9 @@ class FalconConfig(DraftVocabularyOption):
     phase: str = choice("aligned", ("aligned", "absolute"))
     """``aligned``: the last k rows are one block, and training covers every phase; ``absolute``:
     blocks sit at multiples of k (the official code)."""
+    taps: list[int] = each_once(ranged([], least=0, most=2**16))
+    """Layers of the target, counted from 1, whose hidden states are mixed with its features (not
+    in the paper); with ``glancing.name: none``."""
 
 
 @dataclass
