@@ -44,10 +44,10 @@ Mistake = Callable[[Config, Weights], None]
 
 def layer_ids_off_by_one(config: Config, weights: Weights) -> None:
     """Have the layers beside the right ones read."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    if key in config:
-        config[key] = [each - 1 for each in config[key]]
-    else:
+    for key in ("eagle_aux_hidden_state_layer_ids", "hidden_layers_list"):
+        if key in config:
+            config[key] = [each - 1 for each in config[key]]
+    if "dflash_config" in config:
         told = config["dflash_config"]
         told["target_layer_ids"] = [each + 1 for each in told["target_layer_ids"]]
 
@@ -93,10 +93,10 @@ EAGLE3 = ("drafter.name=eagle3", *OF_TOKENS, "distillation.unroll=3")
 MEDUSA = ("drafter.name=medusa", "drafter.block=4", *OF_TOKENS)
 DFLASH = ("drafter.name=dflash", "drafter.block=4", *OF_TOKENS)
 PUBLISHED = ("drafter.name=eagle", "drafter.form=published")
-BOTH = ("vllm", "speculators")
+ENGINES = ("vllm", "speculators", "openvino")
 HEADS: dict[str, Head] = {
-    "eagle3": Head(EAGLE3, "eagle3", layer_ids_off_by_one, BOTH),
-    "eagle3-vocabulary": Head((*EAGLE3, SOME_TOKENS), "eagle3", columns_taken_for_tokens, BOTH),
+    "eagle3": Head(EAGLE3, "eagle3", layer_ids_off_by_one, ENGINES),
+    "eagle3-vocabulary": Head((*EAGLE3, SOME_TOKENS), "eagle3", columns_taken_for_tokens, ENGINES),
     "eagle": Head(PUBLISHED, "eagle", halves_exchanged),
     "medusa": Head(MEDUSA, "medusa", heads_exchanged),
     "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one),

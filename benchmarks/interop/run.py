@@ -21,6 +21,10 @@ RESULTS = HERE.parent / "results"
 VERIFIER = ["verifier_lm_head.weight", "verifier_norm.weight"]
 WRONG = "-wrong"
 LLAMA_METHODS = ("draft_model", "eagle3", "dflash")
+ELSEWHERE = ("transformers", "openvino", f"openvino{WRONG}", f"speculators{WRONG}")
+"""Exports that neither vLLM nor llama.cpp is asked for."""
+OPENVINO = {"draft_model": "vllm", "eagle3": "openvino"}
+"""The formats that OpenVINO reads, of vLLM's methods that it has too."""
 
 
 def call(python: str, script: str, *arguments: str) -> None:
@@ -85,7 +89,7 @@ def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
         f"{head}:{name}"
         for head, ours in told["heads"].items()
         for name in ours["exports"]
-        if name != "transformers" and name != f"speculators{WRONG}"
+        if name not in ELSEWHERE
     ]
     call(python, "in_vllm.py", str(case), str(out), *words)
     return asked(told, json.loads(out.read_text("utf-8")), "vLLM")
@@ -103,7 +107,7 @@ def in_llama(folder: str, case: Path) -> tuple[dict[str, Any], list[str]]:
         for head, ours in told["heads"].items()
         if ours["method"] in LLAMA_METHODS and head != "dflash-vocabulary"
         for name in ours["exports"]
-        if name not in ("transformers", f"speculators{WRONG}")
+        if name not in ELSEWHERE
     ]
     call(sys.executable, "in_llama.py", str(case), str(out), folder, *words)
     found, failed = asked(told, json.loads(out.read_text("utf-8")), "llama.cpp")
@@ -119,6 +123,53 @@ def in_llama(folder: str, case: Path) -> tuple[dict[str, Any], list[str]]:
                 if not name.endswith(WRONG) and not 0 <= more <= behind:
                     failed.append(f"{head}:{name}: {more} more {key} than ours")
     return found, failed
+
+
+def in_openvino(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what OpenVINO GenAI found for draft models and EAGLE-3, and what does not hold.
+
+    It tells how many tokens every pass added, of which the first is that over the prompt; they
+    stand for the drafts, which it does not tell.
+    """
+    told, out = json.loads(case.read_text("utf-8")), case.with_name("openvino.json")
+    words = [
+        f"{head}:{name}"
+        for head, ours in told["heads"].items()
+        for name in ours["exports"]
+        if name.removesuffix(WRONG) == OPENVINO.get(ours["method"])
+    ]
+    call(python, "in_openvino.py", str(case), str(out), *words)
+    theirs = json.loads(out.read_text("utf-8"))
+    for ours in told["heads"].values():
+        pairs = zip(ours["drafts"], told["texts"], strict=True)
+        ours["drafts"] = [[[each] for each in added(*pair)] for pair in pairs]
+    for found in theirs["exports"].values():
+        if "added" in found:
+            rounds = [each[1:] for each in found.pop("added")]
+            found["rounds"] = sum(map(len, rounds))
+            found["accepted"] = sum(map(sum, rounds)) - found["rounds"]
+            found["drafts"] = [[[each] for each in text] for text in rounds]
+    found, failed = asked(told, theirs, "OpenVINO")
+    for rows in found["heads"].values():
+        for row in rows.values():
+            for key in ("equal", "compared"):
+                if f"drafts_{key}" in row:
+                    row[f"rounds_{key}"] = row.pop(f"drafts_{key}")
+    if theirs["plain"] != told["texts"]:
+        failed.append("without a drafter a text differs")
+    return found, failed
+
+
+def added(drafts: list[list[int]], text: list[int]) -> list[int]:
+    """Return how many tokens every round of ours added to a text behind its first token."""
+    found, place = [], 1
+    for draft in drafts:
+        pairs = zip(draft, text[place:], strict=False)
+        wrong = [k for k, (token, own) in enumerate(pairs) if token != own]
+        accepted = wrong[0] if wrong else min(len(draft), len(text) - place)
+        found.append(min(accepted + 1, len(text) - place))
+        place += found[-1]
+    return found
 
 
 def asked(
@@ -199,6 +250,7 @@ def record(name: str, about: dict[str, Any], found: dict[str, Any], failed: list
 
 ENGINES = {
     "llama": in_llama,
+    "openvino": in_openvino,
     "speculators": in_speculators,
     "states": in_states,
     "transformers": in_transformers,

@@ -18,7 +18,7 @@ from falcon_lab.export.mapping import IDS
 from falcon_lab.interfaces import Exported, Frontier, Observation
 from falcon_lab.model.target import Target
 
-FORMATS = ("vllm", "speculators", "sglang")
+FORMATS = ("vllm", "speculators", "sglang", "openvino")
 NODES: dict[str, dict[str, Any]] = {
     "target's head": {"name": "eagle3"},
     "own head": {"name": "eagle3", "taps": [1, 2, 3], "head": "own"},
@@ -43,12 +43,17 @@ def exported(folder: Path, name: str, out: Path) -> Export:
     return made
 
 
+def node_for(name: str, node: str) -> dict[str, Any]:
+    """A drafter of the format's own form: OpenVINO has no norm before the residual."""
+    return {**NODES[node], "norm_before_residual": False} if name == "openvino" else NODES[node]
+
+
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_imported_is_what_was_exported_bit_for_bit(
     tmp_path: Path, name: str, node: str
 ) -> None:
-    testing.check_export(tmp_path, target(), NODES[node], name, KNOWN)
+    testing.check_export(tmp_path, target(), node_for(name, node), name, KNOWN)
 
 
 class Reader:
@@ -118,6 +123,8 @@ class Reader:
 
 def layer_ids(config: dict[str, Any]) -> list[int]:
     """The layers that an engine gives, as it numbers what layers put out (0: the embeddings)."""
+    if "hidden_layers_list" in config:
+        return [i + 1 for i in config["hidden_layers_list"]]
     if "eagle_config" in config:
         return [i + 1 for i in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
     found: list[int] = config["eagle_aux_hidden_state_layer_ids"]
@@ -137,7 +144,7 @@ def drafted_by_an_engine(found: Exported, tokens: Tensor, *, off: int = 0) -> Te
 def test_a_reader_that_knows_the_folder_alone_drafts_the_same(
     tmp_path: Path, name: str, node: str
 ) -> None:
-    made = saved(tmp_path / "drafter", NODES[node]).eval()
+    made = saved(tmp_path / "drafter", node_for(name, node)).eval()
     exported(tmp_path / "drafter", name, tmp_path / "out")
     tokens = text(9)
     states = target().model(tokens[None], output_hidden_states=True).hidden_states
@@ -159,17 +166,18 @@ def test_layer_ids_that_are_off_by_one_are_found(tmp_path: Path, name: str) -> N
     made = exported(tmp_path / "drafter", name, tmp_path / "out")
     config = tmp_path / "out" / "config.json"
     ids = made.form.write(made.trained).config
-    ids = ids.get("eagle_config", ids)["eagle_aux_hidden_state_layer_ids"]
+    ids = ids.get("eagle_config", ids)
+    ids = ids.get("hidden_layers_list") or ids["eagle_aux_hidden_state_layer_ids"]
     wrong = [each + 1 for each in ids]
     compact = config.read_text().replace(" ", "").replace("\n", "")
     listed = ",".join(map(str, ids))
     assert f"[{listed}]" in compact
     config.write_text(compact.replace(f"[{listed}]", f"[{','.join(map(str, wrong))}]"))
     [line] = made.differences(tmp_path / "out")
-    assert "layer_ids" in line
+    assert "layer" in line
     assert str(ids) in line
     origin = read_origin(tmp_path / "out")
-    with pytest.raises(FalconLabError, match="layer_ids"):
+    with pytest.raises(FalconLabError, match="layer"):
         import_drafter(tmp_path / "out", origin, tmp_path / "back", target(), KNOWN)
 
 
@@ -180,6 +188,7 @@ def test_layer_ids_that_are_off_by_one_are_found(tmp_path: Path, name: str) -> N
         ("speculators", [0, 1, 2, 3], "reads 3 of them"),
         ("vllm", [3, 1, 2], "ascending"),
         ("sglang", [0, 1, 2], "embeddings"),
+        ("openvino", [0, 1, 2], "embeddings"),
     ],
 )
 def test_taps_that_a_format_cannot_say_are_refused(
@@ -189,6 +198,25 @@ def test_taps_that_a_format_cannot_say_are_refused(
     with pytest.raises(FalconLabError, match=said):
         exported(tmp_path / "drafter", name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_openvino_is_given_the_target_s_tables_and_a_map_of_all_tokens(tmp_path: Path) -> None:
+    """Its exporter holds tensors of these names, and leaves those that are missing random."""
+    saved(tmp_path / "drafter", NODES["target's head"])
+    exported(tmp_path / "drafter", "openvino", tmp_path / "out")
+    found, host = read_exported(tmp_path / "out"), target().model
+    table, head = host.get_input_embeddings().weight, host.get_output_embeddings().weight
+    assert torch.equal(found.tensors["embed_tokens.weight"], table)
+    assert torch.equal(found.tensors["lm_head.weight"], head)
+    assert torch.equal(found.tensors["d2t"], torch.zeros(len(table), dtype=torch.long))
+    assert bool(found.tensors["t2d"].all())
+    assert found.config["draft_vocab_size"] == len(table)
+
+
+def test_a_norm_before_the_residual_is_refused_for_openvino(tmp_path: Path) -> None:
+    saved(tmp_path / "drafter", NODES["sizes of its own"])
+    with pytest.raises(FalconLabError, match="norm_before_residual=false"):
+        exported(tmp_path / "drafter", "openvino", tmp_path / "out")
 
 
 def test_a_target_that_scales_its_embeddings_is_refused(tmp_path: Path) -> None:

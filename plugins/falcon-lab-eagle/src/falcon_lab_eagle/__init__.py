@@ -82,6 +82,7 @@ def register_components(register: Register) -> None:
             "vllm": "falcon_lab_eagle.exports:Eagle3Vllm",
             "speculators": "falcon_lab_eagle.exports:Eagle3Speculators",
             "sglang": "falcon_lab_eagle.exports:Eagle3Sglang",
+            "openvino": "falcon_lab_eagle.exports:Eagle3Openvino",
         },
         imports="falcon_lab_eagle.imports:Eagle3Folder",
     )

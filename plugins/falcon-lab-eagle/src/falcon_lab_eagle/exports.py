@@ -1,7 +1,7 @@
-"""EAGLE's heads as vLLM, SGLang and speculators read them.
+"""EAGLE's heads as vLLM, SGLang, speculators and OpenVINO read them.
 
 Layer ids: our tap i is what layer i puts out, counted from 1 (0: the embeddings). vLLM and
-speculators number as we do; SGLang adds one to what it is given.
+speculators number as we do; SGLang adds one to what it is given, and OpenVINO counts layers from 0.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
@@ -54,9 +55,11 @@ class Eagle3Format(ExportFormat):
 
     Attributes:
         layer: what they call the decoder layer.
+        has_tables: whether the target's embeddings and LM head come along in any case.
     """
 
     layer = "midlayer"
+    has_tables = False
 
     def write(self, drafter: TrainedDrafter) -> Exported:
         """Map names and configuration; rows of the target's LM head come along where needed."""
@@ -71,7 +74,11 @@ class Eagle3Format(ExportFormat):
             tensors["lm_head.weight"] = head
         if ids is not None:
             tensors |= vocabulary_maps(ids, drafter.host.vocab_size)
-        return Exported(self.config(drafter, taps, tensors), tensors)
+        config = self.config(drafter, taps, tensors)
+        if self.has_tables:
+            given = {"embed_tokens.weight": tables.embeddings, "lm_head.weight": tables.head}
+            tensors = given | tensors
+        return Exported(config, tensors)
 
     def checked_taps(self, drafter: TrainedDrafter) -> list[int]:
         """Return the layers that are read, as the format numbers them.
@@ -120,7 +127,7 @@ class Eagle3Format(ExportFormat):
             if head is None:
                 raise FalconLabError("among its tensors lm_head.weight is missing")
             ours["head.weight"] = head
-        if offsets is not None:
+        if offsets is not None and drafter.config.draft_vocabulary is not None:
             ours[IDS] = ids_of(offsets)
         return ours
 
@@ -169,21 +176,25 @@ class Eagle3Vllm(Eagle3Format):
         return vllm_command(folder, drafter.place, "eagle3", drafter.draft_tokens)
 
 
-class Eagle3Sglang(Eagle3Format):
+class CountedFromZero(Eagle3Format):
+    """EAGLE-3 for programs in which layer i - 1 is our tap i."""
+
+    def checked_taps(self, drafter: TrainedDrafter) -> list[int]:
+        """Return the taps less one."""
+        taps = super().checked_taps(drafter)
+        if taps[0] == 0:
+            raise FalconLabError(
+                f"the drafter reads the layers {taps}, and {self.engines} cannot be told of the "
+                "embeddings (0); train one with drafter.taps from 1 on"
+            )
+        return [tap - 1 for tap in taps]
+
+
+class Eagle3Sglang(CountedFromZero):
     """EAGLE-3 for SGLang's ``LlamaForCausalLMEagle3``."""
 
     engines = "SGLang (0.5.23)"
     tags = ("eagle3", "sglang")
-
-    def checked_taps(self, drafter: TrainedDrafter) -> list[int]:
-        """Return the taps less one, which SGLang adds."""
-        taps = super().checked_taps(drafter)
-        if taps[0] == 0:
-            raise FalconLabError(
-                f"the drafter reads the layers {taps}, and SGLang cannot be told of the embeddings "
-                "(0); train one with drafter.taps from 1 on"
-            )
-        return [tap - 1 for tap in taps]
 
     def config(
         self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
@@ -211,13 +222,7 @@ class Eagle3Speculators(Eagle3Format):
     engines = "speculators (0.9) and vLLM"
     tags = ("eagle3", "vllm", "speculators")
     layer = "layers.0"
-
-    def write(self, drafter: TrainedDrafter) -> Exported:
-        """Add the target's embeddings and LM head, which its class holds."""
-        found = super().write(drafter)
-        tables = plain_tables(drafter.host)
-        given = {"embed_tokens.weight": tables.embeddings, "lm_head.weight": tables.head}
-        return Exported(found.config, given | found.tensors)
+    has_tables = True
 
     def config(
         self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
@@ -260,6 +265,60 @@ class Eagle3Speculators(Eagle3Format):
         """Return the command line; the folder names its target."""
         return f"```\nvllm serve {folder}\n```"
 
+
+class Eagle3Openvino(CountedFromZero):
+    """EAGLE-3 for optimum-intel's exporter, whose model OpenVINO GenAI decodes with.
+
+    The exporter knows no layer ids: they have to be written into the model behind it.
+    """
+
+    engines = "OpenVINO GenAI (2026.4, converted by optimum-intel 2.2)"
+    tags = ("eagle3", "openvino")
+    has_tables = True
+
+    def write(self, drafter: TrainedDrafter) -> Exported:
+        """Add the maps of a whole vocabulary where all tokens are drafted."""
+        if drafter.config.norm_before_residual:
+            raise FalconLabError(
+                f"the drafter has its norm before the residual, which {self.engines} lacks; train "
+                "one with drafter.norm_before_residual=false"
+            )
+        found = super().write(drafter)
+        vocabulary = drafter.host.vocab_size
+        whole = vocabulary_maps(torch.arange(vocabulary), vocabulary)
+        return Exported(found.config, whole | found.tensors)
+
+    def config(
+        self, drafter: TrainedDrafter, taps: list[int], tensors: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return ``config.json``, which keeps the layers through the exporter."""
+        return {**super().config(drafter, taps, tensors), LAYERS: taps}
+
+    def serving(self, folder: str, drafter: TrainedDrafter) -> str:
+        """Return how both models are converted, and a few lines of Python."""
+        return (
+            "```bash\noptimum-cli export openvino --task text-generation-with-past "
+            f"--weight-format fp32 -m {drafter.place} openvino/target\n"
+            "optimum-cli export openvino --task text-generation-with-past --trust-remote-code "
+            f"--weight-format fp32 -m {folder} openvino/converted\n"
+            "cp -r openvino/converted openvino/drafter\n"
+            "cp openvino/target/openvino_*tokenizer.* openvino/drafter\n```\n\n"
+            "```python\nimport json\nfrom pathlib import Path\n\nimport openvino\n"
+            "import openvino_genai\n\n"
+            'config = json.loads(Path("openvino/converted/config.json").read_text())\n'
+            'model = openvino.Core().read_model("openvino/converted/openvino_model.xml")\n'
+            f'layers = " ".join(map(str, config["{LAYERS}"]))\n'
+            f'model.set_rt_info(layers, "{LAYERS}")  # other layers are read otherwise\n'
+            'openvino.save_model(model, "openvino/drafter/openvino_model.xml", '
+            "compress_to_fp16=False)\n"
+            'draft = openvino_genai.draft_model("openvino/drafter", "CPU")\n'
+            'pipeline = openvino_genai.LLMPipeline("openvino/target", "CPU", draft_model=draft)\n'
+            f"pipeline.generate(text, num_assistant_tokens={drafter.draft_tokens})\n```"
+        )
+
+
+LAYERS = "hidden_layers_list"
+"""What OpenVINO GenAI calls the layers, among the ``rt_info`` of a drafter's model."""
 
 BLOCKS = "backbone.base.layers."
 
