@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from falcon_lab.interfaces import Announce, Drafter, PassCompiler, Recorder
-from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.passes import ForwardPass, PassMaker
 
 
@@ -47,6 +46,8 @@ class CompilablePasses(Drafter):
             compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
+        from falcon_lab.model.fast_passes import fast_passes  # an eager drafter stands without
+
         other = copy.copy(self)
         other.draft_through(fast_passes(self.host.device, announce, compiler, recorder))
         return other

@@ -6,7 +6,7 @@ V vocabulary of the target, n of the head's logits: V, or fewer.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost, DraftVocabulary, Prediction
 from falcon_lab.model.backbone import Backbone
-from falcon_lab.model.torch_compile import Compiled, Compiler
+
+if TYPE_CHECKING:
+    from falcon_lab.model.torch_compile import Compiled, Compiler
 
 FLEX = "flex_attention"
 
@@ -143,6 +145,8 @@ class HeadLayers(nn.Module):
 
         Fusing is left as it is, and decoding has shapes of its own.
         """
+        from falcon_lab.model.torch_compile import Compiled  # training eagerly stands without
+
         self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
 
     def train_blocks(self, **arguments: Any) -> Tensor:

@@ -12,6 +12,8 @@ to the feature, as EAGLE and Falcon do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from falcon_lab.interfaces.decoding import (
     Acceptance,
@@ -45,13 +47,6 @@ from falcon_lab.interfaces.drafting import (
     begins_rounds,
     is_trainable,
 )
-from falcon_lab.interfaces.exporting import (
-    Exported,
-    ExportFormat,
-    ImportFormat,
-    StrangersFolder,
-    TrainedDrafter,
-)
 from falcon_lab.interfaces.layers import (
     DraftTokens,
     LayerPlan,
@@ -71,8 +66,17 @@ from falcon_lab.interfaces.training import (
     Prediction,
     Reveal,
 )
-from falcon_lab.interfaces.tuning import TargetTuner, TuningBatch
 from falcon_lab.interfaces.vocabulary import DraftVocabulary
+
+if TYPE_CHECKING:
+    from falcon_lab.interfaces.exporting import (
+        Exported,
+        ExportFormat,
+        ImportFormat,
+        StrangersFolder,
+        TrainedDrafter,
+    )
+    from falcon_lab.interfaces.tuning import TargetTuner, TuningBatch
 
 __all__ = [
     "BASES",
@@ -129,13 +133,32 @@ __all__ = [
     "is_trainable",
 ]
 
-BASES: Mapping[str, type] = {
-    "tuner": TargetTuner,
-    "drafter": Drafter,
-    "schedule": GlancingSchedule,
-    "tree_builder": TreeBuilder,
-    "acceptance_rule": AcceptanceRule,
-    "controller": LengthController,
-    "objective": Objective,
+BASES: Mapping[str, str] = {
+    "tuner": "TargetTuner",
+    "drafter": "Drafter",
+    "schedule": "GlancingSchedule",
+    "tree_builder": "TreeBuilder",
+    "acceptance_rule": "AcceptanceRule",
+    "controller": "LengthController",
+    "objective": "Objective",
 }
-"""The class of each kind of component that is an object; the registry fills in its defaults."""
+"""Kind of component that is an object -> its class here; the registry fills in its defaults."""
+
+WHEN_ASKED_FOR: Mapping[str, str] = {
+    "ExportFormat": "exporting",
+    "Exported": "exporting",
+    "ImportFormat": "exporting",
+    "StrangersFolder": "exporting",
+    "TrainedDrafter": "exporting",
+    "TargetTuner": "tuning",
+    "TuningBatch": "tuning",
+}
+"""Names that neither decoding nor training a drafter needs -> the file that has them."""
+
+if not TYPE_CHECKING:  # mypy would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """Import one of ``WHEN_ASKED_FOR``."""
+        if name not in WHEN_ASKED_FOR:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{WHEN_ASKED_FOR[name]}"), name)

@@ -20,7 +20,6 @@ from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import Announce, LayerPlan, PassCompiler, Recorder
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import decoder_of, max_positions
-from falcon_lab.model.fast_passes import fast_passes
 from falcon_lab.model.fingerprint import fingerprint
 from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.lm_head import HeadCopy, LMHead, NarrowHead
@@ -315,6 +314,8 @@ class Target:
             compiler: compiles the passes on a CPU; None: inductor, ahead of time.
             recorder: captures graphs; None: on a GPU alone.
         """
+        from falcon_lab.model.fast_passes import fast_passes  # an eager target stands without
+
         return self.with_passes(fast_passes(self.device, announce, compiler, recorder))
 
     def plain(self) -> Self:

@@ -39,11 +39,10 @@ def completed(component: Component, made: Any) -> Any:
     Raises:
         IncompleteError: it is none of the kind, or lacks something that has no default.
     """
-    from falcon_lab.interfaces import BASES  # with torch, which listing plug-ins does not import
+    from falcon_lab import interfaces  # with torch, which listing plug-ins does not import
 
     what = f"{component.kind} {component.full_name}"
-    base = BASES.get(component.kind)
-    if base is None:
+    if component.kind not in interfaces.BASES:
         if component.kind == "template" and not isinstance(made, Mapping | Sequence):
             found = type(made).__name__
             raise IncompleteError(
@@ -51,6 +50,7 @@ def completed(component: Component, made: Any) -> Any:
                 f"or a list of nodes ({component.owner})"
             )
         return made
+    base: type[Any] = getattr(interfaces, interfaces.BASES[component.kind])
     if not isinstance(made, base):
         _refuse_old_names(component, made, base)
         made = _with_defaults(component, made, base)
