@@ -15,11 +15,11 @@ from torch import nn
 
 from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse
-from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.interfaces import BuildContext
 from falcon_lab.model.backbone import Backbone
 
 if TYPE_CHECKING:
+    from falcon_lab.drafters.tapped_features import TappedFeatures
     from falcon_lab.plugins.builtins import FalconConfig
 
 
@@ -44,8 +44,17 @@ class FalconDrafter(FeatureHead):
             aligned=config.phase == "aligned",
             offsets=offsets,
             maps=maps,
-            tapped=TappedFeatures(len(config.taps), width) if config.taps else None,
+            tapped=_tapped(config, width),
             vocabulary=context.draft_vocabulary(config.draft_vocabulary),
         )
         self.config = config
         self.taps = tuple(config.taps)
+
+
+def _tapped(config: FalconConfig, width: int) -> TappedFeatures | None:
+    """Return what mixes the layers that are tapped with features, if any are."""
+    if not config.taps:
+        return None
+    from falcon_lab.drafters.tapped_features import TappedFeatures  # without taps none needs it
+
+    return TappedFeatures(len(config.taps), width)

@@ -13,6 +13,7 @@ Shapes: B batch, T tokens, F frontier blocks, k block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,7 @@ from falcon_lab.drafters.head_drafting import Drafting
 from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.head_passes import HeadForward
 from falcon_lab.drafters.head_training import first_pass, unrolled
-from falcon_lab.drafters.head_weights import HeadWeights
 from falcon_lab.drafters.relaxed_mask import PackedDocuments, find_documents
-from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.interfaces import (
     DrafterHost,
     DrafterInputs,
@@ -42,6 +41,9 @@ from falcon_lab.interfaces import (
 )
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.passes import EagerPass, ForwardPass, PassMaker
+
+if TYPE_CHECKING:
+    from falcon_lab.drafters.tapped_features import TappedFeatures
 
 
 class FeatureHead(HeadLayers, CompilablePasses, TrainableDrafter):
@@ -111,6 +113,8 @@ class FeatureHead(HeadLayers, CompilablePasses, TrainableDrafter):
 
     def first_weights(self) -> FirstWeights:
         """Return what solves for the linear fuse of a head whose blocks begin as the identity."""
+        from falcon_lab.drafters.head_weights import HeadWeights  # no round needs it
+
         return HeadWeights(self)
 
     def _draw_phase(self, documents: PackedDocuments, generator: torch.Generator) -> Tensor:

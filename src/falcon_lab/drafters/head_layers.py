@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fusing
-from falcon_lab.drafters.tapped_features import TappedFeatures
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost, DraftVocabulary, Prediction
 from falcon_lab.model.backbone import Backbone
 
 if TYPE_CHECKING:
+    from falcon_lab.drafters.tapped_features import TappedFeatures
     from falcon_lab.model.torch_compile import Compiled, Compiler
 
 FLEX = "flex_attention"
