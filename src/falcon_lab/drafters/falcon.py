@@ -48,7 +48,8 @@ class FalconDrafter(FeatureHead):
             vocabulary=context.draft_vocabulary(config.draft_vocabulary),
         )
         self.config = config
-        self.taps = tuple(config.taps)
+        if config.taps:  # else a subclass may have its own
+            self.taps = tuple(config.taps)
 
 
 def _tapped(config: FalconConfig, width: int) -> TappedFeatures | None:
