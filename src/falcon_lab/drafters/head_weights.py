@@ -23,6 +23,7 @@ k places, H hidden.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -68,18 +69,22 @@ class HeadWeights(FirstWeights):
             return
         joined = self._joined(inputs)[:, :count]
         outcomes = torch.stack([features[:, a : a + count] for a in self._places], dim=2)
-        weight, bias = _final_norm(self._head.host)
+        weight, bias = self._final_norm
         self._sums.add(joined[chosen], (outcomes[chosen] - bias) / weight)
+
+    @cached_property
+    def _final_norm(self) -> tuple[Tensor, Tensor]:
+        """Return w and b of the target's final norm, which all documents share."""
+        return _final_norm(self._head.host)
 
     def _joined(self, inputs: DrafterInputs) -> Tensor:
         """Return ``[B, T, C]``: what is joined with tokens, or what that is mixed of."""
-        head, read = self._head, inputs.features
+        head = self._head
         if head.tapped is None:
-            read = head.read(inputs.features, inputs.taps)
-        elif read is not None and inputs.taps is not None:
-            read = head.tapped.sources(read, inputs.taps)
-        assert read is not None
-        return head.join(inputs.tokens, read)
+            return head.join(inputs.tokens, head.read(inputs.features, inputs.taps))
+        assert inputs.features is not None
+        assert inputs.taps is not None
+        return head.join(inputs.tokens, head.tapped.sources(inputs.features, inputs.taps))
 
     def assign(self) -> int:
         """Set the fuse and the maps, and close the branches of the decoder blocks.
