@@ -12,6 +12,7 @@ from falcon_lab.config.schema import DataConfig
 from falcon_lab.data.corpora import corpus
 from falcon_lab.data.datamodule import prepare_data
 from falcon_lab.errors import FalconLabError
+from falcon_lab.model import precision
 from falcon_lab.plugins.discovery import load_components
 from running import refused, run
 from tiny_models import save_tiny
@@ -57,6 +58,23 @@ def test_it_writes_a_corpus_with_a_card_goes_on_and_trains_its_own_target_alone(
             components=load_components(),
             announce=print,
         )
+
+
+def test_a_file_goes_on_in_the_type_it_was_begun_in_on_a_machine_where_another_is_faster(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["dialogues", "--target", "target", "--out", "d.jsonl", *SMALL]
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda: 0.5)
+    run(*words)
+    begun = json.loads((place / "d.card.json").read_text())
+    assert begun["settings"]["dtype"] == "float32"
+    monkeypatch.setattr(precision, "bfloat16_gain", lambda: 2.0)
+    run(*[word.replace("--tokens=60", "--tokens=90") for word in words])
+    card = json.loads((place / "d.card.json").read_text())
+    assert card["answer_tokens"] >= 90 > begun["answer_tokens"]
+    assert card["settings"]["dtype"] == "float32"
+    run(*[word.replace("d.jsonl", "new.jsonl") for word in words])
+    assert json.loads((place / "new.card.json").read_text())["settings"]["dtype"] == "bfloat16"
 
 
 def test_a_target_without_a_chat_template_is_told_so_before_anything_is_written(

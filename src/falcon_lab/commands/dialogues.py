@@ -91,8 +91,8 @@ def dialogues(
     Writes a JSONL of chats, which data.corpus reads, and a card beside it. The same command goes on
     where it stopped; with more --tokens it adds to the file. Other arguments are overrides, such as
     data.chat_template=FILE, evaluation.threads=1, or data.server.url=URL, which has a server write
-    that runs the target. Without target.dtype it is what is fastest:
-    bfloat16 on a GPU or a processor with AMX, else float32.
+    that runs the target. Without target.dtype it is what is fastest here, which a product tells:
+    bfloat16 on a GPU and on most processors with AMX or AVX512-BF16, else float32.
     """
     from falcon_lab.data.corpora import SAMPLES
 
@@ -103,7 +103,7 @@ def dialogues(
     if experiment.evaluation.temperature == 0:
         raise FalconLabError("--temperature is 0, and questions are sampled; give one above 0")
     check_place(out, folder=False)
-    dialogist = prepared(experiment, questions, keep_out, options)
+    dialogist = prepared(experiment, out, questions, keep_out, options)
 
     from falcon_lab.bars import Bar
     from falcon_lab.data.dialogues import open_card, write_dialogues
@@ -129,6 +129,7 @@ def dialogues(
 
 def prepared(
     experiment: Experiment,
+    out: Path,
     questions: Path | None,
     keep_out: tuple[str, ...],
     options: dict[str, Any],
@@ -156,7 +157,7 @@ def prepared(
         part=options["part"],
     )
     if experiment.target.dtype == "auto":
-        experiment.target.dtype = fastest_dtype(experiment.target.device)
+        experiment.target.dtype = dtype_of(out, experiment.target.device)
     template = load_template(experiment.data.chat_template)
     asked = [] if questions is None else read_questions(questions)
     for name in keep_out:
@@ -170,17 +171,16 @@ def prepared(
     return Dialogist(target, form, chosen, asked, kept_out, engine)
 
 
-def fastest_dtype(device: str) -> str:
-    """Return the type in which many texts side by side are written fastest.
-
-    A processor without AMX multiplies float32 faster than bfloat16, unless one row alone.
-    """
-    import torch
-
+def dtype_of(out: Path, device: str) -> str:
+    """Return the type that a file was begun in, or for a new one that which is fastest here."""
+    from falcon_lab.config.schema import dtype_name
+    from falcon_lab.data.dialogue_card import Card, card_path
     from falcon_lab.model.loading import resolve_device
+    from falcon_lab.model.precision import fastest_dtype
 
-    tiles = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
-    return "bfloat16" if tiles or resolve_device(device).type == "cuda" else "float32"
+    if card_path(out).exists():
+        return str(Card.read(out).settings["dtype"])
+    return dtype_name(fastest_dtype(resolve_device(device)))
 
 
 def kept_out_of(experiment: Experiment, names: tuple[str, ...], tokenizer: Any) -> KeptOut:
