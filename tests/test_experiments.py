@@ -9,9 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from filelock import FileLock
+from safetensors.torch import load_file
 
 from falcon_lab.config.load import load_experiment
 from falcon_lab.config.schema import PretrainingConfig
@@ -93,6 +95,22 @@ def test_a_target_drafts_for_itself_without_training(tmp_path: Path) -> None:
     assert {"plain", "selfspec", "exit10", "exit20"} <= set(results["methods"])
     assert all(row["identical"] for row in results["rows"] if row["method"] != "plain")
     assert not (tmp_path / "run" / "drafter").exists()
+
+
+def test_a_finished_drafter_is_trained_further_from_where_it_ended(
+    finished: Path, tmp_path: Path
+) -> None:
+    start, out = f"distillation.start={finished / 'drafter'}", tmp_path / "further"
+    stages = "stages=[target,data,distil]"
+    run(*main_job(out, start, stages, "distillation.optimizer.lr=1e-9", "trainer.max_steps=2"))
+    before, after = (load_file(f / "drafter" / "model.safetensors") for f in (finished, out))
+    for name, weights in before.items():
+        torch.testing.assert_close(after[name], weights, atol=1e-7, rtol=0)
+    assert any(not torch.equal(after[name], weights) for name, weights in before.items())
+    other = refused(*main_job(tmp_path / "other", start, stages, "drafter.layers=3"))
+    assert "distillation.start" in other
+    assert "drafter.layers is 3" in other
+    assert not (tmp_path / "other").exists()
 
 
 def test_hidden_states_are_carried_over_and_draft(

@@ -196,7 +196,13 @@ def check_distil(current: Run, ahead: TargetAhead) -> None:
 
     if not current.training_done:
         check_tracking(current.experiment.wandb)
-        check_training(current.experiment, ahead.target, current.components, current.folder)
+        check_training(
+            current.experiment,
+            ahead.target,
+            current.components,
+            current.folder,
+            stands_in=ahead.stands_in,
+        )
 
 
 def evaluate(current: Run, *, wanted: bool) -> None:

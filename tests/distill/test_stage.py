@@ -22,13 +22,16 @@ from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.module import Distillation
 from falcon_lab.distill.stage import DecodingCheck, begin_at_solution, build_drafter
 from falcon_lab.drafters.falcon import FalconDrafter
-from falcon_lab.errors import FalconLabError
+from falcon_lab.drafters.saved import save_drafter
+from falcon_lab.errors import ConfigError, FalconLabError
 from falcon_lab.glancing import NoGlancing
 from falcon_lab.interfaces import BuildContext, DrafterInputs, FirstWeights
+from falcon_lab.model.target import Target
 from falcon_lab.plugins.builtins import ChainConfig, FalconConfig, FixedConfig
 from falcon_lab.plugins.discovery import load_components
 from falcon_lab.training import train
 from falcon_lab.trees.template_tree import Chain
+from running import overrides
 from tiny_models import tiny_target
 
 
@@ -125,6 +128,66 @@ def test_a_drafter_without_a_solution_is_refused_before_there_are_data() -> None
     assert "\n" not in str(raised.value)
 
 
+# --- a drafter to start with ------------------------------------------------------------------
+
+START = {"name": "falcon", "block": 2, "layers": 1, "draft_vocabulary": 20}
+
+
+def _to_start_with(folder: Path, target: Target, *, counts: torch.Tensor | None = None) -> Any:
+    experiment = load_experiment(None, [*overrides(START, "drafter"), "seed=7"])
+    tokens = torch.arange(target.vocab_size) if counts is None else counts
+    made = build_drafter(experiment, target, load_components(), lambda: tokens)
+    origin = load_components().provenance("drafter", experiment.drafter)
+    save_drafter(
+        folder, made, node=experiment.drafter, provenance=origin, target=target, card="# it\n"
+    )
+    return made
+
+
+def _started(folder: Path | str, target: Target, *more: str, **options: Any) -> Any:
+    words = [*overrides(START, "drafter"), f"distillation.start={folder}", *more]
+    counts = torch.zeros(target.vocab_size)  # of other data
+    components = load_components()
+    return build_drafter(
+        load_experiment(None, words), target, components, lambda: counts, **options
+    )
+
+
+def test_a_training_begins_with_the_weights_and_the_draft_vocabulary_of_a_saved_drafter(
+    tmp_path: Path,
+) -> None:
+    target = tiny_target()
+    made = _to_start_with(tmp_path / "first", target)
+    fresh = _started("null", target)
+    target.model.bfloat16()  # the student's weights are float32 beside any teacher
+    started = _started(tmp_path / "first", target)
+    found, other = started.state_dict(), fresh.state_dict()
+    for name, before in made.state_dict().items():
+        assert torch.equal(found[name], before)
+        assert found[name].dtype == before.dtype
+    assert any(not torch.equal(other[name], begun) for name, begun in found.items())
+    assert started.draft_vocabulary.ids.tolist() != fresh.draft_vocabulary.ids.tolist()
+    assert started.training
+
+
+def test_a_drafter_to_start_with_must_be_the_one_that_is_described_and_for_the_target(
+    tmp_path: Path,
+) -> None:
+    target, other = tiny_target(), tiny_target(seed=5)
+    _to_start_with(tmp_path / "first", target)
+    with pytest.raises(FalconLabError, match=r"start: .*block .* is 2, and drafter\.block is 3"):
+        _started(tmp_path / "first", target, "drafter.block=3")
+    with pytest.raises(FalconLabError, match=r"start: .*trained for tiny-llama with fingerprint"):
+        _started(tmp_path / "first", other)
+    assert _started(tmp_path / "first", other, stands_in=True) is not None
+    with pytest.raises(FalconLabError, match=r"start: .*whose hidden_size is 32; .* has 48"):
+        _started(tmp_path / "first", tiny_target(hidden=48), stands_in=True)
+    with pytest.raises(FalconLabError, match=r"distillation\.start: .*nowhere"):
+        _started(tmp_path / "nowhere", target)
+    with pytest.raises(ConfigError, match=r"least_squares: is 100, and distillation\.start"):
+        _started(tmp_path / "first", target, "distillation.least_squares=100")
+
+
 # --- two processes --------------------------------------------------------------------------------
 
 
@@ -208,8 +271,8 @@ if __name__ == "__main__":
     ("drafter", "said"),
     [
         ("{name: union, parts: [{name: falcon}, {name: falcon}]}", "has nothing to train"),
-        ("{name: saved}", "is not trained again"),
-        ("{name: saved, path: runs/csgd/drafter}", "is not trained again"),
+        ("{name: saved}", r"train it further: distillation\.start"),
+        ("{name: saved, path: runs/csgd/drafter}", r"train it further: distillation\.start"),
     ],
 )
 def test_what_is_not_to_be_trained_is_refused(drafter: str, said: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from falcon_lab.config.overrides import Origin, Override, apply_overrides, parse_overrides
-from falcon_lab.config.schema import Experiment, MethodConfig
+from falcon_lab.config.schema import DistillationConfig, Experiment, MethodConfig
 from falcon_lab.config.trainer import MODEL_PARALLEL, check_trainer, model_parallel
 from falcon_lab.errors import ConfigError
 from falcon_lab.fields import read_yaml, refuse_resolvers, resolve, shape, to_yaml
@@ -121,11 +121,26 @@ def experiment_of(tree: dict[str, Any], components: Components) -> Experiment:
         ):
             setattr(owner, name, components.check(KIND_OF[name], node, key))
     _check_engines(experiment)
+    _check_start(experiment.distillation)
     _complete_tuning(experiment)
     experiment.trainer = check_trainer(experiment.trainer)
     if "distil" in experiment.stages and model_parallel(experiment.trainer) is not None:
         _check_shared_target(experiment)
     return experiment
+
+
+def _check_start(config: DistillationConfig) -> None:
+    """Refuse two ways of beginning a training.
+
+    Raises:
+        ConfigError: both are asked for.
+    """
+    if config.start is not None and config.least_squares:
+        raise ConfigError(
+            "distillation.least_squares",
+            f"is {config.least_squares}, and distillation.start brings weights to begin with; set "
+            "it to 0, or leave distillation.start out",
+        )
 
 
 def _check_shared_target(experiment: Experiment) -> None:

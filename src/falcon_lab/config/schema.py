@@ -265,6 +265,9 @@ class DistillationConfig:
     least_squares: int = step_count(0, least=0)
     """Tokens from which a drafter's first weights are solved by least squares (0: those it has).
     A head's fuse must be linear, and queries mapped."""
+    start: str | None = any_path(None)
+    """Folder or name of a saved drafter, of the kind and options of ``drafter``, whose weights the
+    training begins with; null: fresh ones."""
     own_features: float = ranged(0.0, least=0, most=1)
     """Share of the blocks whose input features are the drafter's own, predicted in a first pass
     (not in the paper)."""

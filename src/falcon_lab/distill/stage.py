@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from falcon_lab.bars import Bar
 from falcon_lab.config.load import to_plain
+from falcon_lab.config.saved import opened_drafter
 from falcon_lab.config.schema import Experiment
 from falcon_lab.config.trainer import epoch_batches, training_steps
 from falcon_lab.data.heldout import heldout_prompts
@@ -21,7 +22,12 @@ from falcon_lab.decoding.engine import SpeculativeEngine
 from falcon_lab.decoding.stopping import StopCondition
 from falcon_lab.distill.inputs import derive_seed
 from falcon_lab.distill.module import Distillation
-from falcon_lab.drafters.saved import save_drafter
+from falcon_lab.drafters.saved import (
+    read_drafter,
+    refuse_other_node,
+    refuse_other_target,
+    save_drafter,
+)
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import BuildContext, TrainableDrafter, is_trainable
 from falcon_lab.sampling import Sampling
@@ -121,7 +127,12 @@ def begin_at_solution(module: Distillation, data: FalconDataModule, tokens: int)
 
 
 def check_training(
-    experiment: Experiment, target: Target, components: Components, folder: Path
+    experiment: Experiment,
+    target: Target,
+    components: Components,
+    folder: Path,
+    *,
+    stands_in: bool = False,
 ) -> None:
     """See that the drafter can be trained, without training it.
 
@@ -130,6 +141,7 @@ def check_training(
         target: the teacher, or a stand-in of its shape.
         components: the registry.
         folder: the run's folder, which need not be there.
+        stands_in: whether it is a stand-in, for which no drafter can have been trained.
 
     Raises:
         FalconLabError: Lightning refuses an argument, or the drafter cannot be trained so.
@@ -141,7 +153,7 @@ def check_training(
         batches=epoch_batches(experiment.trainer),
         validation=-(-data.validation // data.batch_size),
     )
-    training_of(experiment, target, components)
+    training_of(experiment, target, components, stands_in=stands_in)
 
 
 def training_of(
@@ -149,12 +161,14 @@ def training_of(
     target: Target,
     components: Components,
     token_counts: Callable[[], Tensor] | None = None,
+    *,
+    stands_in: bool = False,
 ) -> tuple[Distillation, list[Callback]]:
     """Assemble what is trained, and the callbacks that the experiment asks for.
 
     ``token_counts`` of the data choose a draft vocabulary; None where there are no data yet.
     """
-    drafter = build_drafter(experiment, target, components, token_counts)
+    drafter = build_drafter(experiment, target, components, token_counts, stands_in=stands_in)
     context = BuildContext.of(target, drafter)
     module = Distillation(
         target,
@@ -177,22 +191,62 @@ def build_drafter(
     target: Target,
     components: Components,
     token_counts: Callable[[], Tensor] | None = None,
+    *,
+    stands_in: bool = False,
 ) -> Any:
-    """Build a fresh drafter whose weights depend on the experiment's seed alone.
+    """Build the drafter that is to be trained.
 
-    Its draft vocabulary, if it has one, depends on the data too.
+    Fresh weights depend on the experiment's seed alone, and a draft vocabulary on the data too;
+    both are those of ``distillation.start`` where it names a drafter.
+
+    Raises:
+        FalconLabError: it has nothing to train, or the one to start with does not fit.
     """
-    node = experiment.drafter
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(experiment.seed, "weights"))
-        context = BuildContext(host=target, token_counts=token_counts, saved=refuse_saved)
-        drafter = components.build("drafter", node, context)
+    node, config = experiment.drafter, experiment.distillation
+    if config.start is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(experiment.seed, "weights"))
+            context = BuildContext(host=target, token_counts=token_counts, saved=refuse_saved)
+            drafter = components.build("drafter", node, context)
+    else:
+        drafter = drafter_of(config.start, node, target, components, stands_in=stands_in)
     if not is_trainable(drafter):
         raise FalconLabError(
             f"drafter.name is {node['name']}, which has nothing to train; name a trainable one, "
             "or leave the stages data and distil out"
         )
     return drafter
+
+
+def drafter_of(
+    start: str,
+    node: Mapping[str, Any],
+    target: Target,
+    components: Components,
+    *,
+    stands_in: bool = False,
+) -> Any:
+    """Read the drafter that a training starts with.
+
+    Args:
+        start: its folder or name.
+        node: the kind and options that it must have.
+        target: the teacher.
+        components: the registry.
+        stands_in: whether the teacher is a stand-in, of which only the sizes are compared.
+
+    Raises:
+        FalconLabError: there is no such drafter, it is another one, or was trained for another
+            target.
+    """
+    try:
+        with opened_drafter(start, components) as folder:
+            refuse_other_node(folder, node, components)
+            if stands_in:
+                refuse_other_target(folder, target)
+            return read_drafter(folder, target, components, force=stands_in)
+    except FalconLabError as error:
+        raise FalconLabError(f"distillation.start: {error}") from error
 
 
 def refuse_saved(path: str | None) -> NoReturn:
@@ -202,8 +256,9 @@ def refuse_saved(path: str | None) -> NoReturn:
         FalconLabError: always.
     """
     raise FalconLabError(
-        "drafter 'saved' is one that was trained before, and is not trained again; name it in "
-        "evaluation.methods, or leave the stages data and distil out"
+        "drafter 'saved' is one that was trained before; name it in evaluation.methods and leave "
+        "the stages data and distil out, or train it further: distillation.start=FOLDER beside the "
+        "drafter that its config.json describes"
     )
 
 

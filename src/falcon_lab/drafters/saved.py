@@ -126,6 +126,24 @@ def load_drafter(
         force: load it onto a target that it was not trained for.
 
     Raises:
+        FalconLabError: as ``read_drafter``.
+    """
+    drafter = read_drafter(folder, target, components, force=force)
+    return drafter.to(device=target.device, dtype=target.dtype).eval()
+
+
+def read_drafter(
+    folder: Path | str, target: Target, components: Components, *, force: bool = False
+) -> Any:
+    """Build a drafter as a training does, with the weights that were saved.
+
+    Args:
+        folder: as ``save_drafter`` wrote it.
+        target: what it is to draft for.
+        components: knows the drafter's kind.
+        force: take it for a target that it was not trained for.
+
+    Raises:
         FalconLabError: a file is missing or damaged, the drafter's plug-in is not installed, it
             was trained for another target, or its draft vocabulary is of another vocabulary.
     """
@@ -149,7 +167,7 @@ def load_drafter(
             "for this target"
         )
     _read_weights(folder / WEIGHTS, drafter)
-    return drafter.to(device=target.device, dtype=target.dtype).eval()
+    return drafter
 
 
 def check_trained_for(folder: Path, trained_for: Mapping[str, Any], target: Target) -> None:
@@ -246,6 +264,26 @@ def saved_node(folder: Path | str, components: Components) -> dict[str, Any]:
         return components.recorded("drafter", config["drafter"], config["provenance"])
     except ConfigError as error:
         raise error.at(str(Path(folder) / CONFIG)) from None
+
+
+def refuse_other_node(folder: Path | str, node: Mapping[str, Any], components: Components) -> None:
+    """Refuse a saved drafter of another kind or with other options.
+
+    Args:
+        folder: as ``save_drafter`` wrote it.
+        node: the kind and options, defaults and all.
+        components: the registry.
+
+    Raises:
+        FalconLabError: as ``saved_node``; or something differs.
+    """
+    there = components.check("drafter", saved_node(folder, components), str(Path(folder) / CONFIG))
+    for key in dict.fromkeys([*node, *there]):
+        if node.get(key) != there.get(key):
+            raise FalconLabError(
+                f"{folder}: {key} of this drafter is {there.get(key)}, and drafter.{key} is "
+                f"{node.get(key)}; give both the same"
+            )
 
 
 def describe(
