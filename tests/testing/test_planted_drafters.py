@@ -21,6 +21,7 @@ from falcon_lab.interfaces import (
     DrafterInputs,
     DraftOutput,
     DraftTokens,
+    FirstWeights,
     Frontier,
     LayerPlan,
     Observation,
@@ -609,6 +610,59 @@ class WithoutKeys(Exit):
     plan = LayerPlan(last=1, skip_attention=frozenset({0}))  # type: ignore[assignment]
 
 
+class MeanFeature(FirstWeights):
+    """A head's outputs begin at the mean of the target's features."""
+
+    def __init__(self, head: Any) -> None:
+        self.head, self.sums, self.count = head, torch.zeros(()), 0
+
+    def add(self, inputs: DrafterInputs, features: Tensor) -> None:
+        self.sums = self.sums + features.flatten(0, 1).sum(0)
+        self.count += features[..., 0].numel()
+
+    def assign(self) -> int:
+        if self.count:
+            self.set_to(self.sums / self.count)
+        return self.count
+
+    def set_to(self, mean: Tensor) -> None:
+        with torch.no_grad():
+            self.head.out.bias.copy_(mean)
+
+
+def beginning(kind: Callable[[Any], FirstWeights]) -> Callable[[Any], Any]:
+    """A head whose training begins with weights of a kind."""
+
+    class Beginning(Mine):
+        def first_weights(self) -> FirstWeights:
+            return kind(self)
+
+    return Beginning
+
+
+class OfTheLastBatch(MeanFeature):
+    def add(self, inputs: DrafterInputs, features: Tensor) -> None:
+        self.sums, self.count = torch.zeros(()), 0
+        super().add(inputs, features)
+
+
+class OfNoDocument(MeanFeature):
+    def assign(self) -> int:
+        if not self.count:
+            self.set_to(torch.zeros(()))
+        return super().assign()
+
+
+class LeavingWeights(MeanFeature):
+    def set_to(self, mean: Tensor) -> None:
+        pass
+
+
+class NoNumbers(MeanFeature):
+    def set_to(self, mean: Tensor) -> None:
+        super().set_to(mean / torch.zeros(()))
+
+
 class WithoutBlock(Mine):
     block = 0
 
@@ -694,6 +748,10 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tokens that leak": (LeakingTokens, "when newer inputs change"),
     "documents that are not separate": (NeverForgetting, "packed among others"),
     "sequences that are not separate": (MixingSequences, "a batch of three"),
+    "first weights of the last batch": (beginning(OfTheLastBatch), "come in two batches"),
+    "first weights of no document": (beginning(OfNoDocument), "rest on no document"),
+    "first weights that are not set": (beginning(LeavingWeights), "0 tensors that have changed"),
+    "first weights that are no numbers": (beginning(NoNumbers), "nan or inf in out.bias"),
     "labels that are not shown": (SeeingUnshown, "labels that it does not show"),
     "a glance at nothing that shows": (SeeingTooMuch, "a glance that shows nothing"),
     "drafting that is not training": (Otherwise, "drafted and trained"),
@@ -711,7 +769,10 @@ def test_a_planted_defect_is_found_and_named(defect: str) -> None:
     assert "; " in str(caught.value)  # what to do about it
 
 
-@pytest.mark.parametrize("head", [Mine, Attending, OnePass, Sequential, Probing, Exit])
+HEADS = [Mine, Attending, OnePass, Sequential, Probing, Exit, beginning(MeanFeature)]
+
+
+@pytest.mark.parametrize("head", HEADS)
 def test_a_head_without_a_defect_passes(head: Callable[[Any], Any]) -> None:
     check_drafter(head)
 

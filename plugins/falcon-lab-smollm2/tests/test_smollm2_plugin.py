@@ -19,6 +19,7 @@ from falcon_lab.pretraining.target import source_of
 
 FOLDER = Path(__file__).parents[1]
 KNOWN = testing.components_of(FOLDER)
+DRAFTER_FILES = ("config.json", "model.safetensors", "README.md")
 SMOLLM2 = TargetConfig(name="smollm2", device="cpu")
 
 
@@ -71,16 +72,15 @@ def test_the_one_command_that_brings_the_file_is_named_where_it_is_not_there(
 def test_the_wheel_has_the_drafter_and_the_dialogues(tmp_path: Path) -> None:
     """Stand-ins of their size zero, where they are not there; nothing ignored may hide them."""
     brought = [
-        each.path
+        (each.kind, each.path)
         for each in KNOWN.components
         if each.distribution == FOLDER.name and each.kind in BROUGHT
     ]
     copy = shutil.copytree(FOLDER, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(FOLDER.parents[1] / ".gitignore", tmp_path)
-    wanted = set()
-    for path in brought:
-        inner = ("config.json", "model.safetensors", "README.md") if not path.suffix else ("",)
-        for name in inner:
+    wanted, inner = set(), {"saved_drafter": DRAFTER_FILES, "corpus": ("dialogues.jsonl.gz",)}
+    for kind, path in brought:
+        for name in inner[kind]:
             file = copy / (path / name).relative_to(FOLDER)
             file.parent.mkdir(exist_ok=True)
             file.touch()
@@ -103,14 +103,18 @@ def test_what_is_brought_is_there_or_said_to_be_missing(kind: str) -> None:
             KNOWN.brought(kind, own.name)
 
 
-def test_the_dialogues_are_those_that_their_card_counts() -> None:
+def test_the_dialogues_are_those_that_their_cards_count() -> None:
     [corpus] = [c for c in KNOWN.components if c.name == "smollm2-dialogues"]
-    card = Card.read(corpus.path)
-    documents = list(read_documents(corpus.path, corpus.name))
-    assert (card.target.name, len(documents)) == ("smollm2", card.dialogues)
-    assert all(len(document.messages or ()) == 2 for document in documents)
-    assert {"mt_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl"} <= set(card.kept_out)
-    assert corpus.path.stat().st_size == card.bytes
+    asked: list[str] = []
+    for path in corpus.path.glob("*.jsonl.gz"):
+        card = Card.read(path)
+        documents = list(read_documents(path, corpus.name))
+        assert (card.target.name, len(documents)) == ("smollm2", card.dialogues)
+        assert all(len(document.messages or ()) == 2 for document in documents)
+        assert {"mt_bench.jsonl", "humaneval.jsonl", "gsm8k.jsonl"} <= set(card.kept_out)
+        assert path.stat().st_size == card.bytes
+        asked += [document.messages[0]["content"] for document in documents if document.messages]
+    assert len(asked) == len(set(asked)) > 3000
 
 
 @pytest.mark.slow

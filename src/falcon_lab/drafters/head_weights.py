@@ -161,7 +161,8 @@ def _close_branches(head: HeadLayers) -> None:
     positions = torch.arange(3, device=first.device)[None]
     mask = torch.ones(1, 3, 3, dtype=torch.bool, device=first.device).tril()
     blocks = head.carried(head.backbone(embeddings=rows, positions=positions, mask=mask))
-    if not torch.allclose(blocks, norm(rows), atol=1e-3):
+    normed = norm(rows) if head.tapped is None else head.tapped.expected(norm(rows))
+    if not torch.allclose(blocks, normed, atol=1e-3):
         raise FalconLabError(
             f"distillation.least_squares: decoder blocks of the kind of {target.name} do not begin "
             f"as the identity when the {closed} projections that end their branches are zero; set "

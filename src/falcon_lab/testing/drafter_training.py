@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from falcon_lab.config.schema import DistillationConfig
+from falcon_lab.data.packing import Batch
 from falcon_lab.distill.rows import label_rows
 from falcon_lab.distill.step import DistillationStep
 from falcon_lab.drafters.saved import load_drafter, save_drafter
@@ -22,7 +23,11 @@ from falcon_lab.objectives import FalconObjective
 from falcon_lab.plugins.builtins import FalconObjectiveConfig
 from falcon_lab.testing.drafter_case import Case, DraftedSequence
 from falcon_lab.testing.drafter_rows import documents, logits_of, predict
-from falcon_lab.testing.targets import packed, training_inputs
+from falcon_lab.testing.targets import packed, read, training_inputs
+
+SOLVED = 0.03
+"""Relative difference between solutions of one linear system whose sums, in float32, were added up
+in another order."""
 
 
 def check_prediction(case: Case) -> None:
@@ -162,6 +167,72 @@ def check_gradients(case: Case) -> None:
     )
 
 
+def check_first_weights(case: Case) -> None:
+    """Check what ``distillation.least_squares`` begins with, where the drafter has a solution.
+
+    It leaves the weights without documents, sets numbers with some, and does not depend on the
+    batches that they come in.
+    """
+    tested = case.tested
+    try:
+        case.fresh().first_weights()
+    except FalconLabError:
+        return
+    texts = [documents(case, 20, 24, number=50 + 2 * i) for i in range(6)]
+    batches = [packed(part) for part in (texts, texts[:4], texts[4:])]
+
+    def begun(*chosen: Batch) -> tuple[int, dict[str, Tensor], dict[str, Tensor]]:
+        drafter = tested.build(case.context).train()  # as a training has it, without noise
+        before = {name: weight.clone() for name, weight in drafter.state_dict().items()}
+        solution = drafter.first_weights()
+        for batch in chosen:
+            inputs = training_inputs(case.target, drafter, batch, tested.generator())
+            features, _ = read(case.target, batch)
+            with torch.no_grad():
+                solution.add(inputs, features)
+        return solution.assign(), before, drafter.state_dict()
+
+    fix = "let assign() return the rows that add() has taken in, and set weights where there are"
+    count, before, after = begun()
+    tested.expect(
+        not count and all(torch.equal(after[name], before[name]) for name in before),
+        "first weights that rest on no document",
+        expected="0 rows and the weights as they were",
+        found=f"{count} rows",
+        fix=fix,
+    )
+    count, before, once = begun(batches[0])
+    changed = [name for name in before if not torch.equal(once[name], before[name])]
+    tested.expect(
+        count > 0 and bool(changed),
+        "first weights that rest on documents",
+        expected="some rows, and other weights than before",
+        found=f"{count} rows, and {len(changed)} tensors that have changed",
+        fix=fix,
+    )
+    broken = [name for name in changed if not bool(once[name].isfinite().all())]
+    tested.expect(
+        not broken,
+        "first weights",
+        expected="numbers",
+        found=f"nan or inf in {', '.join(broken)}",
+        fix="look for a system without a unique solution; a ridge gives it one",
+    )
+    _, _, twice = begun(*batches[1:])
+    apart = {
+        name: float((twice[name] - once[name]).norm() / once[name].norm().clamp_min(1e-6))
+        for name in changed
+    }
+    worst = max(apart, key=lambda name: apart[name])
+    tested.expect(
+        apart[worst] <= SOLVED,
+        "first weights of documents that come in two batches",
+        expected="those of the same documents in one",
+        found=f"{worst} that is off by {apart[worst]:.2g} of its length",
+        fix="sum up over all calls of add(), and divide in assign() alone",
+    )
+
+
 def check_glances(case: Case) -> None:
     """Check that labels which are not shown do not count, and that rows stay what they are."""
     drafter = case.fresh()
@@ -246,6 +317,7 @@ CHECKS: list[tuple[str, Any]] = [
     ("the rows of its training pass", check_prediction),
     ("that a training step is reproducible", check_reproducible),
     ("that every weight is trained and the target is not", check_gradients),
+    ("the weights that a training begins with", check_first_weights),
     ("glances", check_glances),
     ("that it can be saved and loaded", check_saved),
 ]

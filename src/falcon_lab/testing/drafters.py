@@ -42,7 +42,8 @@ def check_drafter(drafter: Recipe, *, family: str = "llama", seed: int = 0) -> N
       not depend on inputs newer than its ``source``; packed documents are separate ones and B
       sequences are B times one; glances show what they say; what training predicts is what
       drafting predicts, in every pass of its ``unroll`` or, without one, where training reads
-      the features that the pass before predicted; saved and loaded it is the same.
+      the features that the pass before predicted; saved and loaded it is the same. The weights that
+      a solution of its own begins with are numbers, and those of its documents in any batches.
     - With every built-in tree, greedy output is the target's token for token, and sampled output
       follows the target's distribution, at the edges too: a prompt of one token, an end inside a
       draft, budgets of nothing, the target's last position, and sequences of a batch.

@@ -21,4 +21,4 @@ def register_components(register: Register) -> None:
         published="HuggingFaceTB/SmolLM2-135M-Instruct",
     )
     register.saved_drafter("smollm2", HERE / "drafter")
-    register.corpus("smollm2-dialogues", HERE / "dialogues.jsonl.gz")
+    register.corpus("smollm2-dialogues", HERE / "dialogues")
