@@ -16,11 +16,11 @@ import json
 import re
 import subprocess
 import sys
-import traceback
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exports import ask_each
 from tokenizers import Tokenizer
 
 KINDS = {"draft_model": "draft-simple", "eagle3": "draft-eagle3", "dflash": "draft-dflash"}
@@ -168,17 +168,13 @@ def main(arguments: list[str]) -> None:
         Tokenizer.from_file(str(target / "tokenizer.json")),
     )
     known = {name: version(name) for name in ("torch", "transformers")}
-    found: dict[str, Any] = {"versions": {**version_of(program), **known}, "exports": {}}
-    for word in arguments[3:]:
-        head, name = word.split(":")
-        try:
-            export = Path(case["heads"][head]["exports"][name])
-            draft = converted(write, export, files / f"{export.name}.gguf", str(target))
-            found["exports"][word] = decoded(case, program, draft, head)
-        except Exception as error:  # llama.cpp's own: the other exports are asked all the same
-            traceback.print_exc()
-            found["exports"][word] = {"error": " ".join(f"{error}".split())[:200]}
-        out.write_text(json.dumps(found), "utf-8")
+
+    def ask(head: str, name: str) -> dict[str, Any]:
+        export = Path(case["heads"][head]["exports"][name])
+        draft = converted(write, export, files / f"{export.name}.gguf", str(target))
+        return decoded(case, program, draft, head)
+
+    ask_each(arguments[3:], {"versions": {**version_of(program), **known}}, out, ask)
 
 
 if __name__ == "__main__":

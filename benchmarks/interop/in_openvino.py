@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 import sys
-import traceback
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy
 import openvino
 import openvino_genai
+from exports import ask_each
 
 PRECISE = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -81,22 +81,15 @@ def main(arguments: list[str]) -> None:
     shutil.rmtree(files, ignore_errors=True)
     target = converted(Path(case["target"]), files / "target")
     plain = decoded(case, target, None, 0)["texts"]
-    found: dict[str, Any] = {
-        "versions": {name: version(name) for name in KNOWN},
-        "plain": plain,
-        "exports": {},
-    }
-    for word in arguments[2:]:
-        head, name = word.split(":")
-        try:
-            export = Path(case["heads"][head]["exports"][name])
-            draft = with_layers(converted(export, files / export.name), target)
-            tokens = case["heads"][head]["draft_tokens"]
-            found["exports"][word] = decoded(case, target, draft, tokens)
-        except Exception as error:  # OpenVINO's own: the other exports are asked all the same
-            traceback.print_exc()
-            found["exports"][word] = {"error": " ".join(f"{error}".split())[:200]}
-        out.write_text(json.dumps(found), "utf-8")
+
+    def ask(head: str, name: str) -> dict[str, Any]:
+        told = case["heads"][head]
+        export = Path(told["exports"][name])
+        draft = with_layers(converted(export, files / export.name), target)
+        return decoded(case, target, draft, told["draft_tokens"])
+
+    versions = {name: version(name) for name in KNOWN}
+    ask_each(arguments[2:], {"versions": versions, "plain": plain}, out, ask)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ import gc
 import json
 import os
 import sys
-import traceback
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+from exports import ask_each
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -100,20 +101,16 @@ def main(arguments: list[str]) -> None:
     case = json.loads(Path(arguments[0]).read_text("utf-8"))
     known = ("vllm", "vllm-cpu", "torch", "transformers")
     versions = {each.metadata["Name"]: each.version for each in distributions()}
-    found: dict[str, Any] = {
-        "versions": {name: versions[name] for name in known if name in versions},
-        "exports": {},
-    }
+    found = {"versions": {name: versions[name] for name in known if name in versions}}
     heard = listen()
-    for word in arguments[2:]:
-        head, name = word.split(":")
+
+    def ask(head: str, name: str) -> dict[str, Any]:
         try:
-            found["exports"][word] = decoded(case, head, name, heard)
-        except Exception as error:  # vLLM's own: the other exports are asked all the same
-            traceback.print_exc()
-            found["exports"][word] = {"error": " ".join(f"{error}".split())[:200]}
-        Path(arguments[1]).write_text(json.dumps(found), "utf-8")
-        released()
+            return decoded(case, head, name, heard)
+        finally:
+            released()
+
+    ask_each(arguments[2:], found, Path(arguments[1]), ask)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,10 @@ Mistake = Callable[[Config, Weights], None]
 
 def layer_ids_off_by_one(config: Config, weights: Weights) -> None:
     """Have the layers beside the right ones read."""
-    for key in ("eagle_aux_hidden_state_layer_ids", "hidden_layers_list"):
-        if key in config:
-            config[key] = [each - 1 for each in config[key]]
+    for told in (config, config.get("eagle_config", {})):
+        for key in ("eagle_aux_hidden_state_layer_ids", "hidden_layers_list"):
+            if key in told:
+                told[key] = [each - 1 for each in told[key]]
     if "dflash_config" in config:
         told = config["dflash_config"]
         told["target_layer_ids"] = [each + 1 for each in told["target_layer_ids"]]
@@ -93,17 +94,21 @@ EAGLE3 = ("drafter.name=eagle3", *OF_TOKENS, "distillation.unroll=3")
 MEDUSA = ("drafter.name=medusa", "drafter.block=4", *OF_TOKENS)
 DFLASH = ("drafter.name=dflash", "drafter.block=4", *OF_TOKENS)
 PUBLISHED = ("drafter.name=eagle", "drafter.form=published")
-ENGINES = ("vllm", "speculators", "openvino")
+SGLANG = ("vllm", "sglang")
+ENGINES = (*SGLANG, "speculators", "openvino")
 HEADS: dict[str, Head] = {
     "eagle3": Head(EAGLE3, "eagle3", layer_ids_off_by_one, ENGINES),
     "eagle3-vocabulary": Head((*EAGLE3, SOME_TOKENS), "eagle3", columns_taken_for_tokens, ENGINES),
-    "eagle": Head(PUBLISHED, "eagle", halves_exchanged),
+    "eagle": Head(PUBLISHED, "eagle", halves_exchanged, SGLANG),
     "medusa": Head(MEDUSA, "medusa", heads_exchanged),
-    "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one),
+    "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one, SGLANG),
     "dflash-vocabulary": Head((*DFLASH, SOME_TOKENS), "dflash", columns_taken_for_tokens),
     "falcon": Head(("drafter.name=falcon",), "custom_class", gates_exchanged, (SERVED,)),
     "sps": Head(
-        ("drafter.name=sps", *OF_TOKENS), "draft_model", gates_exchanged, ("vllm", "transformers")
+        ("drafter.name=sps", *OF_TOKENS),
+        "draft_model",
+        gates_exchanged,
+        (*SGLANG, "transformers"),
     ),
 }
 

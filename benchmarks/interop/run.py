@@ -21,7 +21,11 @@ RESULTS = HERE.parent / "results"
 VERIFIER = ["verifier_lm_head.weight", "verifier_norm.weight"]
 WRONG = "-wrong"
 LLAMA_METHODS = ("draft_model", "eagle3", "dflash")
-ELSEWHERE = ("transformers", "openvino", f"openvino{WRONG}", f"speculators{WRONG}")
+ELSEWHERE = (
+    "transformers",
+    f"speculators{WRONG}",
+    *(f"{name}{each}" for name in ("openvino", "sglang") for each in ("", WRONG)),
+)
 """Exports that neither vLLM nor llama.cpp is asked for."""
 OPENVINO = {"draft_model": "vllm", "eagle3": "openvino"}
 """The formats that OpenVINO reads, of vLLM's methods that it has too."""
@@ -93,6 +97,20 @@ def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     ]
     call(python, "in_vllm.py", str(case), str(out), *words)
     return asked(told, json.loads(out.read_text("utf-8")), "vLLM")
+
+
+def in_sglang(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what SGLang found for each head that it has, and what does not hold."""
+    told = json.loads(case.read_text("utf-8"))
+    out = case.with_name("sglang.json")
+    words = [
+        f"{head}:{name}"
+        for head, ours in told["heads"].items()
+        for name in ours["exports"]
+        if name.removesuffix(WRONG) in ("sglang", "served")
+    ]
+    call(python, "in_sglang.py", str(case), str(out), *words)
+    return asked(told, json.loads(out.read_text("utf-8")), "SGLang")
 
 
 def in_llama(folder: str, case: Path) -> tuple[dict[str, Any], list[str]]:
@@ -251,6 +269,7 @@ def record(name: str, about: dict[str, Any], found: dict[str, Any], failed: list
 ENGINES = {
     "llama": in_llama,
     "openvino": in_openvino,
+    "sglang": in_sglang,
     "speculators": in_speculators,
     "states": in_states,
     "transformers": in_transformers,

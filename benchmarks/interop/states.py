@@ -64,35 +64,98 @@ def losses(out: Path) -> list[float]:
     return [line["train/loss"] for line in lines if "train/loss" in line]
 
 
-def apart(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Return the largest error of a state as a share of its length, and of a number."""
+def apart(ours: Tensor, theirs: Tensor) -> dict[str, float]:
+    """Return the largest error of a state as a share of its length, and of a number.
+
+    With it comes the number that has this error, and how far apart float32's are there.
+    """
+    import torch
+
     shares = (theirs - ours).norm(dim=-1) / ours.norm(dim=-1)
-    return float(shares.max()), float((theirs - ours).abs().max())
+    wrong = (theirs - ours).abs()
+    number = ours.flatten()[wrong.argmax()].abs().float()
+    step = torch.nextafter(number, torch.tensor(torch.inf)) - number
+    return {
+        "share": float(shares.max()),
+        "absolute": float(wrong.max()),
+        "of": float(number),
+        "step": float(step),
+    }
 
 
-def errors(experiment: Any, folder: Path, layers: list[int], texts: list[list[int]]) -> Any:
-    """Return per layer how far the states of files are from ``Target.tapped``."""
+def in_float64(target: Any) -> Any:
+    """Return a Llama in float64, with its norms and angles, which transformers has in float32."""
+    import torch
+
+    model = target.model.double()
+    config = model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    powers = -torch.arange(0, size, 2, dtype=torch.float64) / size
+    rates = config.rope_parameters["rope_theta"] ** powers
+
+    def turned(states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].double() * rates
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
+
+    def normed(norm: Any) -> Any:
+        def forward(states: Tensor) -> Tensor:
+            squares = states.pow(2).mean(-1, keepdim=True)
+            found: Tensor = norm.weight * states * (squares + norm.variance_epsilon).rsqrt()
+            return found
+
+        return forward
+
+    for module in model.modules():
+        if type(module).__name__ == "LlamaRMSNorm":
+            module.forward = normed(module)
+        elif type(module).__name__ == "LlamaRotaryEmbedding":
+            module.forward = turned
+    return target
+
+
+def errors(
+    experiment: Any, folder: Path, layers: list[int], texts: list[list[int]], *, exactly: bool
+) -> Any:
+    """Return per layer how far the states of files are from ``Target.tapped``.
+
+    Args:
+        experiment: says which target.
+        folder: of the files.
+        layers: of the states.
+        texts: of the files.
+        exactly: whether to say how far both are from the same pass in float64.
+    """
     import torch
 
     from falcon_lab.data.state_files import read_states
     from falcon_lab.pretraining.target import ensure_target
 
     target = ensure_target(experiment.target, print)
-    *taps, last = layers
-    tapped = target.tapped(taps)
-    found: dict[str, dict[str, float]] = {}
+    passes = {"ours": target}
+    if exactly:
+        passes["float64"] = in_float64(ensure_target(experiment.target, print))
+    names = [f"layer {each}" for each in layers[:-1]] + [f"features, from layer {layers[-1]}"]
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
     for text in texts:
         tokens = torch.tensor([text])
-        places = torch.arange(len(text))[None]
-        features, states = tapped.tapped_teacher(tokens, torch.zeros_like(tokens), places)
+        given = tokens, torch.zeros_like(tokens), torch.arange(len(text))[None]
         theirs = read_states(folder, text, layers, target.hidden_size)
-        assert theirs.shape == (len(text), len(taps) + 1, target.hidden_size)
-        pairs = [(f"layer {each}", states[0, :, i], theirs[:, i]) for i, each in enumerate(taps)]
-        pairs.append((f"features, from layer {last}", features[0], target.norm(theirs[:, -1])))
-        for name, ours, other in pairs:
-            row = found.setdefault(name, {"share": 0.0, "absolute": 0.0})
-            share, absolute = apart(ours, other)
-            row["share"], row["absolute"] = max(row["share"], share), max(row["absolute"], absolute)
+        assert theirs.shape == (len(text), len(layers), target.hidden_size)
+        states = {"vllm": [*theirs[:, :-1].unbind(1), target.norm(theirs[:, -1])]}
+        for name, model in passes.items():
+            features, tapped = model.tapped(layers[:-1]).tapped_teacher(*given)
+            states[name] = [*tapped[0].unbind(1), features[0]]
+        pairs = [("ours", "vllm")]
+        if exactly:
+            pairs += [("float64", "ours"), ("float64", "vllm")]
+        for one, other in pairs:
+            for name, a, b in zip(names, states[one], states[other], strict=True):
+                row = found[name].setdefault(f"{other} from {one}", {"share": 0.0, "absolute": 0.0})
+                now = apart(a.double(), b.double())
+                row["share"] = max(row["share"], now.pop("share"))
+                if now["absolute"] >= row["absolute"]:
+                    row.update(now)
     return found
 
 
@@ -139,8 +202,8 @@ def found_in(python: str, name: str, work: Path, settings: Sequence[str]) -> dic
         "texts": len(texts),
         "files": len(list(states.glob("*.safetensors"))),
         "tokens": sum(map(len, texts)),
-        "errors": errors(on_line, states, wanted.layers, texts),
-        "errors_off_by_one": errors(on_line, wrong, wanted.layers, texts),
+        "errors": errors(on_line, states, wanted.layers, texts, exactly=True),
+        "errors_off_by_one": errors(on_line, wrong, wanted.layers, texts, exactly=False),
         "off_by_one": refusal(training("wrong", wrong)).replace(str(work), "WORK"),
         "steps": len(pairs),
         "last_losses": pairs[-1:],
@@ -149,7 +212,9 @@ def found_in(python: str, name: str, work: Path, settings: Sequence[str]) -> dic
     checks = {
         "the training asks for all texts": f"{len(texts)} of {len(texts)}" in asked,
         "every text has a file": found["files"] == len(texts),
-        "states are the target's": all(e["share"] < LIMIT for e in found["errors"].values()),
+        "states are the target's": all(
+            each["share"] < LIMIT for row in found["errors"].values() for each in row.values()
+        ),
         "layers off by one are refused": "nearer to those of layer" in found["off_by_one"],
         "both trainings end": refused == ["", ""],
         "losses are those on line": difference < CURVE,
