@@ -27,8 +27,8 @@ from exports import ask_each
 from transformers.utils import is_torchvision_available
 
 KNOWN = ("sglang", "torch", "transformers")
-ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE", "dflash": "DFLASH"}
-"""What SGLang calls the methods of vLLM that it has too."""
+ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
+"""What SGLang calls the methods of vLLM that it has on a CPU too; DFlash it refuses there."""
 IMAGES = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
 
 

@@ -101,7 +101,7 @@ HEADS: dict[str, Head] = {
     "eagle3-vocabulary": Head((*EAGLE3, SOME_TOKENS), "eagle3", columns_taken_for_tokens, ENGINES),
     "eagle": Head(PUBLISHED, "eagle", halves_exchanged, SGLANG),
     "medusa": Head(MEDUSA, "medusa", heads_exchanged),
-    "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one, SGLANG),
+    "dflash": Head(DFLASH, "dflash", layer_ids_off_by_one),
     "dflash-vocabulary": Head((*DFLASH, SOME_TOKENS), "dflash", columns_taken_for_tokens),
     "falcon": Head(("drafter.name=falcon",), "custom_class", gates_exchanged, (SERVED,)),
     "sps": Head(
