@@ -1,4 +1,4 @@
-"""What stands for SGLang's compiled kernels in ``benchmarks/interop`` does what is asked of them."""
+"""What stands for SGLang's compiled kernels in ``benchmarks/interop`` does what it should."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ as it treats its own NGRAM: trees from outside, verified and sampled by SGLang, 
 model in its memory. What is different here is where trees come from, and that the features of all
 positions are kept, for which the server is started with ``--enable-return-hidden-states``.
 
-Written against the source of 0.5.23 and tested against stand-ins of its interfaces; it was never
-run in SGLang, nor on a GPU.
+Run inside 0.5.23 on a CPU (``benchmarks/interop``) and tested against stand-ins of its interfaces;
+never run on a GPU.
 """
 
 from __future__ import annotations
