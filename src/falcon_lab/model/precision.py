@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-from falcon_lab.timing import fastest, torch_threads
+from falcon_lab.timing import fastest
 
 TOKENS = 128
 """Tokens of a wide pass: many texts side by side, or a prompt."""
@@ -27,7 +27,7 @@ SECONDS = 0.02
 def bfloat16_gain() -> float:
     """Return how many times as fast this processor multiplies in bfloat16 as in float32.
 
-    On one thread: ``[T, H]`` by a weight ``[H, H]``, the best of several products in each type.
+    ``[T, H]`` by a weight ``[H, H]`` on torch's threads, the best of several products in each type.
     """
     cpu = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def bfloat16_gain() -> float:
         weight = torch.ones(HIDDEN, HIDDEN, dtype=dtype)
         return fastest(lambda: functional.linear(hidden, weight), cpu, seconds=SECONDS)
 
-    with torch_threads(1), torch.inference_mode():
+    with torch.inference_mode():
         return product_seconds(torch.float32) / product_seconds(torch.bfloat16)
 
 
