@@ -57,6 +57,16 @@ Tree = dict[str, bytes | None]
 TEMPORARY = "tmp"
 """The folder of the system's temporary files, which counts for nothing."""
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
+
+
+def _renew_threads() -> None:
+    """Give a fork its own pool of threads, before two threads that load weights both try to."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(torch.get_num_threads())
+
+
+os.register_at_fork(after_in_child=_renew_threads)
+
 TAKES_ROOM = ("open", "os.mkdir", "os.rename", "os.link", "os.symlink")
 """Events that a full disk can refuse."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -292,7 +292,7 @@ def comparison() -> str:
         (["generate", "--drafter", "out/drafter", "--prompt", "def", *SHORT, LONGER], 0.005, 0, 1),
         (
             ["check", "--drafter", "out/drafter", "--prompts", "1", "--samples", "60", *SHORT],
-            0.02,
+            0.01,
             0,
             1,
         ),

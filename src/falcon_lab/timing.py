@@ -119,9 +119,11 @@ def torch_threads(count: int | None) -> Iterator[None]:
     """Set torch's CPU threads for the time being; None leaves them as they are."""
     import torch
 
+    if count is None:
+        yield
+        return
     before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
