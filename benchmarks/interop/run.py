@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -85,16 +86,17 @@ def in_states(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     return found, found.pop("failed")
 
 
+def words_of(told: dict[str, Any], wanted: Callable[[str, str], bool]) -> list[str]:
+    """Return ``HEAD:EXPORT`` of each export that an engine is asked about."""
+    pairs = ((head, name) for head, ours in told["heads"].items() for name in ours["exports"])
+    return [f"{head}:{name}" for head, name in pairs if wanted(head, name)]
+
+
 def in_vllm(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     """Return what vLLM found for each head and export, and what does not hold."""
     told = json.loads(case.read_text("utf-8"))
     out = case.with_name("vllm.json")
-    words = [
-        f"{head}:{name}"
-        for head, ours in told["heads"].items()
-        for name in ours["exports"]
-        if name not in ELSEWHERE
-    ]
+    words = words_of(told, lambda head, name: name not in ELSEWHERE)
     call(python, "in_vllm.py", str(case), str(out), *words)
     return asked(told, json.loads(out.read_text("utf-8")), "vLLM")
 
@@ -103,12 +105,7 @@ def in_sglang(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     """Return what SGLang found for each head that it has, and what does not hold."""
     told = json.loads(case.read_text("utf-8"))
     out = case.with_name("sglang.json")
-    words = [
-        f"{head}:{name}"
-        for head, ours in told["heads"].items()
-        for name in ours["exports"]
-        if name.removesuffix(WRONG) in ("sglang", "served")
-    ]
+    words = words_of(told, lambda head, name: name.removesuffix(WRONG) in ("sglang", "served"))
     call(python, "in_sglang.py", str(case), str(out), *words)
     return asked(told, json.loads(out.read_text("utf-8")), "SGLang")
 
@@ -120,13 +117,12 @@ def in_llama(folder: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     """
     told = json.loads(case.read_text("utf-8"))
     out = case.with_name("llama.json")
-    words = [
-        f"{head}:{name}"
-        for head, ours in told["heads"].items()
-        if ours["method"] in LLAMA_METHODS and head != "dflash-vocabulary"
-        for name in ours["exports"]
-        if name not in ELSEWHERE
-    ]
+
+    def reads(head: str, name: str) -> bool:
+        known = told["heads"][head]["method"] in LLAMA_METHODS and head != "dflash-vocabulary"
+        return known and name not in ELSEWHERE
+
+    words = words_of(told, reads)
     call(sys.executable, "in_llama.py", str(case), str(out), folder, *words)
     found, failed = asked(told, json.loads(out.read_text("utf-8")), "llama.cpp")
     for head, rows in found["heads"].items():
@@ -150,12 +146,11 @@ def in_openvino(python: str, case: Path) -> tuple[dict[str, Any], list[str]]:
     stand for the drafts, which it does not tell.
     """
     told, out = json.loads(case.read_text("utf-8")), case.with_name("openvino.json")
-    words = [
-        f"{head}:{name}"
-        for head, ours in told["heads"].items()
-        for name in ours["exports"]
-        if name.removesuffix(WRONG) == OPENVINO.get(ours["method"])
-    ]
+
+    def reads(head: str, name: str) -> bool:
+        return name.removesuffix(WRONG) == OPENVINO.get(told["heads"][head]["method"])
+
+    words = words_of(told, reads)
     call(python, "in_openvino.py", str(case), str(out), *words)
     theirs = json.loads(out.read_text("utf-8"))
     for ours in told["heads"].values():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,7 @@ def decode_attention_cpu(
     if k is not None and v is not None:
         k_buffer[places] = k.view(-1, *k_buffer.shape[1:])
         v_buffer[places] = v.view(-1, *v_buffer.shape[1:])
-    for i, (row, length) in enumerate(
-        zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
-    ):
+    for i, (row, length) in enumerate(_rows(req_pool_indices, seq_lens)):
         rows = req_to_token[row, :length].long()
         out[i : i + 1] = _attended(q[i : i + 1], k_buffer, v_buffer, rows, None, scale)
 
@@ -134,9 +133,7 @@ def build_draft_decode_metadata_cpu(
 ) -> Tensor:
     """Return a row a branch: the places of its text, and behind them those of its own steps."""
     found = torch.zeros(len(seq_lens) * topk, pool_len, dtype=req_to_token.dtype)
-    for i, (row, length) in enumerate(
-        zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
-    ):
+    for i, (row, length) in enumerate(_rows(req_pool_indices, seq_lens)):
         for branch in range(topk):
             begin = length + branch * steps
             made = found[i * topk + branch]
@@ -154,11 +151,8 @@ def assign_req_to_token_pool_cpu(
     pool_len: int,
 ) -> None:
     """Give places of the cache to positions of each sequence, one sequence after the other."""
-    used = 0
-    for row, start, end in _spans(req_pool_indices, start_offset, end_offset):
-        places = out_cache_loc[used : used + end - start]
-        req_to_token[row, start:end] = places.to(req_to_token.dtype)
-        used += end - start
+    for given, places in _spans(req_pool_indices, start_offset, end_offset):
+        req_to_token[given] = out_cache_loc[places].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs_cpu(
@@ -170,16 +164,16 @@ def assign_extend_cache_locs_cpu(
     pool_len: int,
 ) -> None:
     """Read the places of positions of each sequence, one sequence after the other."""
+    for given, places in _spans(req_pool_indices, start_offset, end_offset):
+        out_cache_loc[places] = req_to_token[given].to(out_cache_loc.dtype)
+
+
+def _spans(rows: Tensor, starts: Tensor, ends: Tensor) -> Iterator[tuple[tuple[int, slice], slice]]:
+    """Yield row and positions of each sequence, and their places behind those before."""
     used = 0
-    for row, start, end in _spans(req_pool_indices, start_offset, end_offset):
-        places = req_to_token[row, start:end]
-        out_cache_loc[used : used + end - start] = places.to(out_cache_loc.dtype)
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        yield (row, slice(start, end)), slice(used, used + end - start)
         used += end - start
-
-
-def _spans(rows: Tensor, starts: Tensor, ends: Tensor) -> list[tuple[int, int, int]]:
-    """Return row, begin and end of each sequence."""
-    return list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
 def _rows(req_pool_indices: Tensor, seq_lens: Tensor) -> list[tuple[int, int]]:

@@ -178,9 +178,8 @@ def dtype_of(out: Path, device: str) -> str:
     from falcon_lab.model.loading import resolve_device
     from falcon_lab.model.precision import fastest_dtype
 
-    if card_path(out).exists():
-        return str(Card.read(out).settings["dtype"])
-    return dtype_name(fastest_dtype(resolve_device(device)))
+    begun = Card.read(out).settings.get("dtype") if card_path(out).exists() else None
+    return begun or dtype_name(fastest_dtype(resolve_device(device)))
 
 
 def kept_out_of(experiment: Experiment, names: tuple[str, ...], tokenizer: Any) -> KeptOut:
