@@ -21,8 +21,9 @@ from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.interfaces import LayerPlan
 from falcon_lab.model.alibi import biased, with_bias_in_masks
 from falcon_lab.model.attention.backend import widened
+from falcon_lab.model.attention.block_sparse import BLOCK_SPARSE
 from falcon_lab.model.attention.merged import Merged
-from falcon_lab.model.attention.registration import PREFIX, backend_of
+from falcon_lab.model.attention.registration import OURS, backend_of
 from falcon_lab.model.families import FULL, SLIDING, layer_kinds, short_config
 from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.kv_layout import KVLayout
@@ -118,7 +119,7 @@ class Backbone(nn.Module):
         if getattr(shortened, "hidden_size_per_layer_input", None):
             shortened.hidden_size_per_layer_input = 0  # Gemma 4 looks them up by the token
         with of_the_kind(config, "decoder blocks"):
-            attention = plain_attention(config)
+            attention = fresh_attention(config)
             make = partial(
                 AutoModel.from_config,
                 shortened,
@@ -374,4 +375,10 @@ def of_the_kind(config: Any, what: str) -> Iterator[None]:
 def plain_attention(config: Any) -> str:
     """Return the attention of a model beside the target: the target's, but no backend of ours."""
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
-    return "sdpa" if attention.startswith(PREFIX) else attention  # little is there to merge
+    return "sdpa" if attention.startswith(OURS) else attention  # little is there to merge
+
+
+def fresh_attention(config: Any) -> str:
+    """Return the attention of fresh layers beside the target, which are to be trained."""
+    attention = plain_attention(config)
+    return BLOCK_SPARSE if attention == "sdpa" else attention

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from falcon_lab.interfaces import LayerPlan, MlpGate
 from falcon_lab.model.attention.backend import Backend
-from falcon_lab.model.attention.registration import PREFIX
+from falcon_lab.model.attention.registration import OURS
 from falcon_lab.model.kv_cache import KVCache
 from falcon_lab.model.packed import JoinedMaps, NormedMap, Packing, linear
 
@@ -337,7 +337,7 @@ def supports(base: Any) -> bool:
 
 
 def _takes_masks(implementation: str) -> bool:
-    return implementation == "sdpa" or implementation.startswith(PREFIX)
+    return implementation == "sdpa" or implementation.startswith(OURS)
 
 
 def _is_plain(layer: Any) -> bool:

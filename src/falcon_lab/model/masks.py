@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.model.attention.registration import PREFIX
+from falcon_lab.model.attention.registration import OURS
 from falcon_lab.tree import TokenTree
 
 
@@ -112,7 +112,7 @@ def for_attention(mask: Tensor, implementation: str, dtype: torch.dtype) -> Any:
     Raises:
         FalconLabError: for an implementation that supports no mask of ours.
     """
-    if implementation == "sdpa" or implementation.startswith(PREFIX):
+    if implementation == "sdpa" or implementation.startswith(OURS):
         return mask[:, None]
     if implementation == "eager":
         blank = torch.zeros(mask.shape, dtype=dtype, device=mask.device)

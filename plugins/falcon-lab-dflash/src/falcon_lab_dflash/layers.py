@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from falcon_lab.model.attention.block_sparse import block_sparse_attention, is_worthwhile
 from falcon_lab.model.families import LayerSizes, own_sizes
 from falcon_lab_dflash import DFlashConfig
 
@@ -108,17 +109,19 @@ class DraftLayer(nn.Module):
             mask: ``[B, Q, S]`` bool; None: all attend to all.
         """
         query = self.query_norm(self._heads(self.query(normed), self.shape.heads))
-        seen = functional.scaled_dot_product_attention(
-            rotation.turn(query),
-            keys,
-            values,
-            attn_mask=None if mask is None else mask[:, None],
-            enable_gqa=self.shape.heads != self.shape.groups,
+        seen = self._attended(
+            rotation.turn(query), keys, values, None if mask is None else mask[:, None]
         )
         hidden = hidden + self.out(seen.transpose(1, 2).flatten(2))
         inner = self.before_mlp(hidden)
         moved: Tensor = self.down(functional.silu(self.gate(inner)) * self.up(inner))
         return hidden + moved
+
+    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and is_worthwhile(query, mask):
+            return block_sparse_attention(query, keys, values, mask, scale=self.shape.head**-0.5)
+        gqa = self.shape.heads != self.shape.groups
+        return functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=gqa)
 
     def _heads(self, hidden: Tensor, heads: int) -> Tensor:
         return hidden.view(*hidden.shape[:-1], heads, self.shape.head).transpose(1, 2)

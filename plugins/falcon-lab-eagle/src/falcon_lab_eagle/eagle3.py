@@ -22,11 +22,9 @@ from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.drafters.head_layers import Rows
 from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
-from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.backbone import Backbone, fresh_attention
 from falcon_lab.model.families import own_sizes
 from falcon_lab_eagle import Eagle3Config
-
-KERNELS = ("eager", "sdpa", "flex_attention")
 
 
 class Eagle3Drafter(FeatureHead):
@@ -149,7 +147,6 @@ def layer_config(host: DrafterHost, options: Eagle3Config) -> LlamaConfig:
     """Return the configuration of Llama's layer in the target's sizes, or those of the options."""
     theirs = host.config
     sizes = own_sizes(theirs, options)
-    kernel = getattr(theirs, "_attn_implementation", None)
     config = LlamaConfig(
         vocab_size=1,
         pad_token_id=None,
@@ -165,5 +162,5 @@ def layer_config(host: DrafterHost, options: Eagle3Config) -> LlamaConfig:
         rms_norm_eps=options.eps,
         rope_parameters={"rope_type": "default", "rope_theta": options.rope_base},
     )
-    config._attn_implementation = kernel if kernel in KERNELS else "sdpa"
+    config._attn_implementation = fresh_attention(theirs)
     return config

@@ -26,10 +26,10 @@ from falcon_lab.drafters.feature_head import FeatureHead
 from falcon_lab.drafters.fusing import Fuse, State
 from falcon_lab.drafters.head_layers import Rows
 from falcon_lab.interfaces import BuildContext, DrafterHost, Prediction
-from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.backbone import Backbone, fresh_attention
 from falcon_lab.model.families import LayerSizes, short_config
 from falcon_lab_eagle import Eagle3Config, FspadConfig
-from falcon_lab_eagle.eagle3 import KERNELS, layer_config
+from falcon_lab_eagle.eagle3 import layer_config
 
 
 class FspadDrafter(FeatureHead):
@@ -145,6 +145,5 @@ def aligned_config(host: DrafterHost, layers: int) -> LlamaConfig:
         config.num_hidden_layers = layers
         return config
     own: LlamaConfig = short_config(host.config, layers)
-    kernel = getattr(host.config, "_attn_implementation", None)
-    own._attn_implementation = kernel if kernel in KERNELS else "sdpa"
+    own._attn_implementation = fresh_attention(host.config)
     return own

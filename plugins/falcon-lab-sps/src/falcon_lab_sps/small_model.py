@@ -16,7 +16,7 @@ from torch.nn import functional
 from falcon_lab.config.schema import TargetConfig, dtype_name
 from falcon_lab.errors import FalconLabError
 from falcon_lab.interfaces import DrafterHost
-from falcon_lab.model.backbone import Backbone, of_the_kind, plain_attention
+from falcon_lab.model.backbone import Backbone, fresh_attention, of_the_kind, plain_attention
 from falcon_lab.model.families import LayerSizes, decoder_of, max_positions, short_config
 from falcon_lab.model.lm_head import HeadCopy, final_logits
 from falcon_lab.model.loading import load_target
@@ -117,7 +117,7 @@ def _fresh(config: SpsConfig, host: DrafterHost) -> Any:
         make = partial(
             AutoModelForCausalLM.from_config,
             shape,
-            attn_implementation=plain_attention(host.config),
+            attn_implementation=fresh_attention(host.config),
             dtype=torch.float32,
         )
         check_room(shape, make, "drafter.layers, hidden, heads and intermediate")

@@ -9,6 +9,7 @@ Shapes: as in ``backend.py``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from falcon_lab.model.attention.backend import widened
 from falcon_lab.model.attention.merged import Merged
 
-PREFIX = "falcon_lab_merge"
-"""How the names start."""
+OURS = "falcon_lab"
+"""How the names of all attention of ours start; it takes the masks of sdpa."""
+
+PREFIX = f"{OURS}_merge"
+"""How the names of backends start."""
 
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")
 """Keywords by which a module asks for scores that no backend of ours computes."""
@@ -60,9 +64,7 @@ class RegisteredAttention:
             others: what else the module tells its attention.
         """
         seen = key.shape[2]
-        other = (
-            dropout or query.requires_grad or any(others.get(k) is not None for k in OTHER_SCORES)
-        )
+        other = dropout or query.requires_grad or asks_for_other_scores(others)
         whole = attention_mask is None or (attention_mask.shape[-1] == seen and not causal)
         if other or whole:
             mask = None if attention_mask is None else widened(attention_mask, seen)
@@ -72,6 +74,11 @@ class RegisteredAttention:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         attended = self.backend(query, key, value, attention_mask, scale=scale, causal=causal)
         return attended.transpose(1, 2).contiguous(), None
+
+
+def asks_for_other_scores(keywords: Mapping[str, Any]) -> bool:
+    """Return whether a module's keywords ask for scores that nothing of ours computes."""
+    return any(keywords.get(name) is not None for name in OTHER_SCORES)
 
 
 def register(backend: Merged) -> str:
