@@ -23,6 +23,7 @@ from falcon_lab.interfaces import (
     RoundContext,
     is_trainable,
 )
+from falcon_lab.model.attention.block_sparse import TILE
 from falcon_lab.sampling import Sampling
 from falcon_lab.testing import packed
 
@@ -50,6 +51,19 @@ def test_it_drafts_at_every_position_as_it_is_trained(family: str) -> None:
         assert prediction.slot[0, mine].tolist() == [0, 1, 2]
         assert (prediction.source[0, mine] == anchor).all()
         torch.testing.assert_close(at(made, rows, anchor), trained[0, mine], **CLOSE)
+
+
+def test_blocks_that_are_many_are_trained_as_few_are() -> None:
+    """More queries than a tile of ``block_sparse_attention`` has, and as many as one has."""
+    model = target()
+    made = drafter(model)
+    rows = inputs(model, made, *WHOLE)
+    anchors = (torch.arange(24) % 19).expand(2, -1)
+    assert made.block * 12 <= TILE < made.block * 24
+    together = made.predict(rows, anchors).features
+    parts = [made.predict(rows, some).features for some in anchors.split(12, dim=1)]
+    assert together is not None
+    torch.testing.assert_close(together, torch.cat(parts, dim=1), **CLOSE)  # type: ignore[arg-type]
 
 
 def test_a_document_that_is_packed_is_trained_as_if_it_stood_alone() -> None:

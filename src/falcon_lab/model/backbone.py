@@ -21,9 +21,8 @@ from falcon_lab.errors import FalconLabError, one_line
 from falcon_lab.interfaces import LayerPlan
 from falcon_lab.model.alibi import biased, with_bias_in_masks
 from falcon_lab.model.attention.backend import widened
-from falcon_lab.model.attention.block_sparse import BLOCK_SPARSE
 from falcon_lab.model.attention.merged import Merged
-from falcon_lab.model.attention.registration import OURS, backend_of
+from falcon_lab.model.attention.registration import BLOCK_SPARSE, OURS, backend_of
 from falcon_lab.model.families import FULL, SLIDING, layer_kinds, short_config
 from falcon_lab.model.kv_cache import BatchCache, KVCache
 from falcon_lab.model.kv_layout import KVLayout

@@ -13,11 +13,11 @@ from transformers import AttentionInterface
 
 from falcon_lab.model.attention.backend import masked_attention
 from falcon_lab.model.attention.block_sparse import (
-    BLOCK_SPARSE,
     TILE,
     block_sparse_attention,
     is_worthwhile,
 )
+from falcon_lab.model.attention.registration import BLOCK_SPARSE
 from falcon_lab.model.backbone import Backbone, fresh_attention
 from falcon_lab.model.masks import packed_mask
 from tiny_models import FAMILIES, tiny_model

@@ -11,20 +11,13 @@ Shapes: as in ``backend.py``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from falcon_lab.model.attention.backend import masked_attention
-from falcon_lab.model.attention.registration import OURS, asks_for_other_scores
 
 TILE = 64
 """Queries of a tile: fewer read fewer keys in vain, more are multiplied faster."""
-
-BLOCK_SPARSE = f"{OURS}_block_sparse"
-"""The name that Hugging Face's modules find it by."""
 
 
 def block_sparse_attention(
@@ -51,47 +44,7 @@ def block_sparse_attention(
     return torch.cat(parts, 2)
 
 
-def attention_function(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Return ``[B, N, A, D]``, and no weights: an attention function of Hugging Face's kind.
-
-    What is no long training pass on a CPU is left to Hugging Face's own sdpa.
-
-    Args:
-        module: the attention module.
-        query: ``[B, A, N, D]``.
-        key: ``[B, G, S, D]``.
-        value: ``[B, G, S, D]``.
-        attention_mask: ``[B or 1, 1, N, S]``, or None: a plain text.
-        dropout: of the weights.
-        scaling: of the scores.
-        others: what else the module tells its attention.
-    """
-    wanted = not dropout and not asks_for_other_scores(others)
-    if wanted and attention_mask is not None and is_worthwhile(query, attention_mask):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        attended = block_sparse_attention(query, key, value, attention_mask, scale=scale)
-        return attended.transpose(1, 2).contiguous(), None
-    settings = others | {"dropout": dropout, "scaling": scaling}
-    attended, _ = AttentionInterface()["sdpa"](
-        module, query, key, value, attention_mask, **settings
-    )
-    return attended, None
-
-
 def is_worthwhile(query: Tensor, mask: Tensor) -> bool:
     """Return whether tiles read less: there are several, of a bool mask, on a CPU, not compiled."""
     several = mask.dtype == torch.bool and query.shape[2] > TILE
     return several and query.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-AttentionInterface.register(BLOCK_SPARSE, attention_function)
-AttentionMaskInterface.register(BLOCK_SPARSE, AttentionMaskInterface()["sdpa"])

@@ -25,6 +25,9 @@ OURS = "falcon_lab"
 PREFIX = f"{OURS}_merge"
 """How the names of backends start."""
 
+BLOCK_SPARSE = f"{OURS}_block_sparse"
+"""The name of ``block_sparse_attention``, which the fresh layers of drafters are trained with."""
+
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")
 """Keywords by which a module asks for scores that no backend of ours computes."""
 
@@ -69,8 +72,7 @@ class RegisteredAttention:
         if other or whole:
             mask = None if attention_mask is None else widened(attention_mask, seen)
             settings = others | {"dropout": dropout, "scaling": scaling}
-            attended, _ = AttentionInterface()["sdpa"](module, query, key, value, mask, **settings)
-            return attended, None
+            return _sdpa(module, query, key, value, mask, **settings)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         attended = self.backend(query, key, value, attention_mask, scale=scale, causal=causal)
         return attended.transpose(1, 2).contiguous(), None
@@ -89,6 +91,51 @@ def register(backend: Merged) -> str:
     # Without a mask function of that name, transformers would drop the masks of ``generate``.
     AttentionMaskInterface.register(name, AttentionMaskInterface()["sdpa"])
     return name
+
+
+def sparse_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return ``[B, N, A, D]``, and no weights: an attention function of Hugging Face's kind.
+
+    What is no long training pass on a CPU is left to Hugging Face's own sdpa.
+
+    Args:
+        module: the attention module.
+        query: ``[B, A, N, D]``.
+        key: ``[B, G, S, D]``.
+        value: ``[B, G, S, D]``.
+        attention_mask: ``[B or 1, 1, N, S]``, or None: a plain text.
+        dropout: of the weights.
+        scaling: of the scores.
+        others: what else the module tells its attention.
+    """
+    from falcon_lab.model.attention.block_sparse import block_sparse_attention, is_worthwhile
+
+    wanted = not dropout and not asks_for_other_scores(others)
+    if wanted and attention_mask is not None and is_worthwhile(query, attention_mask):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        attended = block_sparse_attention(query, key, value, attention_mask, scale=scale)
+        return attended.transpose(1, 2).contiguous(), None
+    settings = others | {"dropout": dropout, "scaling": scaling}
+    return _sdpa(module, query, key, value, attention_mask, **settings)
+
+
+def _sdpa(*inputs: Any, **settings: Any) -> tuple[Tensor, None]:
+    """Attend as Hugging Face's own function does."""
+    attended, _ = AttentionInterface()["sdpa"](*inputs, **settings)
+    return attended, None
+
+
+AttentionInterface.register(BLOCK_SPARSE, sparse_attention)
+AttentionMaskInterface.register(BLOCK_SPARSE, AttentionMaskInterface()["sdpa"])
 
 
 def backend_of(name: str) -> Merged | None:
