@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from falcon_lab.drafters.fusing import Fusing
 from falcon_lab.errors import FalconLabError
-from falcon_lab.interfaces import DrafterHost, DraftVocabulary, Prediction
+from falcon_lab.interfaces import DrafterHost, DraftVocabulary, LayerPlan, Prediction
 from falcon_lab.model.backbone import Backbone
+from falcon_lab.model.lean import WHOLE
 
 if TYPE_CHECKING:
     from falcon_lab.drafters.tapped_features import TappedFeatures
@@ -89,6 +90,7 @@ class HeadLayers(nn.Module):
         self.tapped = tapped
         self.draft_vocabulary = vocabulary
         self._compiled: Compiled | None = None
+        self._part: tuple[LayerPlan, RowsThatAreRead] | None = None
 
     def read(self, features: Tensor | None, taps: Tensor | None) -> Tensor:
         """Return what is joined with a token of a true position: features, or their mixture.
@@ -149,13 +151,74 @@ class HeadLayers(nn.Module):
 
         self._compiled = Compiled(self.backbone, "the drafter's decoder blocks", compiler)
 
-    def train_blocks(self, **arguments: Any) -> Tensor:
-        """Run the decoder blocks of a training pass; arguments are ``Backbone.forward``'s."""
-        on_cpu = arguments["positions"].device.type == "cpu"
+    @property
+    def contexts_attend(self) -> bool:
+        """Whether anything reads what a context attends to, where k queries stand behind contexts.
+
+        Keys and values of the first layer are made before its attention, and those of the last
+        are all that is read of a context.
+        """
+        return self.backbone.config.num_hidden_layers > 1
+
+    def train_blocks(self, *, read: int | None = None, **arguments: Any) -> Tensor:
+        """Run the decoder blocks of a training pass.
+
+        Args:
+            read: how many rows, the last ones, are read of what comes out; None: all. The others
+                do not go through the last layer's feed-forward network.
+            arguments: ``Backbone.forward``'s.
+
+        Returns:
+            ``[B, R, H]``, of the rows that are read.
+        """
+        positions: Tensor = arguments["positions"]
+        on_cpu = positions.device.type == "cpu"
         if on_cpu and torch.is_grad_enabled() and self.backbone.implementation == FLEX:
             raise FalconLabError(
                 f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
             )
-        fast = self._compiled if self.training and "cache" not in arguments else None
-        hidden: Tensor = self.backbone(**arguments) if fast is None else fast(**arguments)
-        return hidden
+        hidden: Tensor
+        if self.training and "cache" not in arguments and self._compiled is not None:
+            hidden = self._compiled(**arguments)
+        else:
+            plan = WHOLE if read is None else self._reading(positions.shape[0], read)
+            hidden = self.backbone(**arguments, plan=plan)
+        return hidden if read is None else hidden[:, -read:]
+
+    def _reading(self, batch: int, read: int) -> LayerPlan:
+        """Return what a pass goes through; everything, where the network has an unknown name."""
+        if self._part is None:
+            last = self.backbone.config.num_hidden_layers - 1
+            gate = RowsThatAreRead(last)
+            plan = LayerPlan(gate=gate)
+            self._part = (plan if self.backbone.can_follow(plan) else WHOLE), gate
+        plan, gate = self._part
+        gate.shape = batch, read
+        return plan
+
+
+class RowsThatAreRead:
+    """Have the last rows of a pass alone go through the last layer's network (an ``MlpGate``).
+
+    Args:
+        layer: the last.
+    """
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+        self.shape = 0, 0
+        """Of the rows that are read: how many sequences, and how many rows of each."""
+
+    def begin(self, positions: Tensor) -> None:
+        """Find out which rows of a pass are read."""
+        batch, read = self.shape
+        wanted = torch.zeros(batch, len(positions) // batch, dtype=torch.bool)
+        wanted[:, -read:] = True
+        self._wanted = wanted.flatten().to(positions.device)
+
+    def wanted(self, layer: int) -> Tensor | None:
+        """Return which rows go through a layer's network; None: all of them."""
+        return self._wanted if layer == self._layer else None
+
+    def seen(self, layer: int, before: Tensor, after: Tensor) -> None:
+        """Take no notice."""

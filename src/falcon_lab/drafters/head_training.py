@@ -28,6 +28,7 @@ from falcon_lab.drafters.relaxed_mask import (
     PackedDocuments,
     divide,
     find_anchors,
+    itself_alone,
     query_mask,
     relaxed_causal_mask,
 )
@@ -134,8 +135,9 @@ class _Batch:
         hidden = self._run(
             embeddings=torch.cat([context, rows], dim=1),
             positions=torch.cat([inputs.positions, positions], dim=1),
-            mask=query_mask(self.documents, anchors, block),
-        )[:, inputs.tokens.shape[1] :]
+            mask=query_mask(self.documents, anchors, block, contexts=head.contexts_attend),
+            read=rows.shape[1],
+        )
         present = anchors.present.repeat_interleave(block, dim=1)
         group = torch.arange(anchor.shape[1], device=anchor.device) // block
         where = Rows(
@@ -296,10 +298,10 @@ class Branches:
             newest = positions[:, block - 1 :: block].repeat_interleave(block, dim=1)
             positions = torch.cat([positions, newest], dim=1)
         hidden = head.train_blocks(
-            embeddings=rows, positions=positions, mask=mask, cache=self._cache
+            embeddings=rows, positions=positions, mask=mask, cache=self._cache, read=count
         )
         self._cache.truncate(self._cache.length + count)
-        return hidden[:, -count:]
+        return hidden
 
     def _block_mask(self) -> Tensor:
         """Return ``[B, R, S]`` (and the queries): true tokens, the branch, the block itself."""
@@ -308,6 +310,8 @@ class Branches:
         if self._head.offsets is None:
             return torch.cat([*before, own], dim=2)
         contexts = torch.cat([*before, own.tril(), torch.zeros_like(own)], dim=2)
+        if not self._head.contexts_attend:
+            contexts = itself_alone(contexts, contexts.shape[2] - 2 * own.shape[2])
         return torch.cat([contexts, torch.cat([*before, own, own], dim=2)], dim=1)
 
     def _context_mask(self, first: FirstPass) -> Tensor:

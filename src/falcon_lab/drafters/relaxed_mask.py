@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,19 @@ def find_anchors(blocks: Blocks, block: int) -> Anchors:
     return Anchors(column.masked_fill(~present, 0), present)
 
 
-def query_mask(documents: PackedDocuments, anchors: Anchors, block: int) -> Tensor:
+def query_mask(
+    documents: PackedDocuments, anchors: Anchors, block: int, *, contexts: bool = True
+) -> Tensor:
     """Return ``[B, T + A*k, T + A*k]`` bool: T causal tokens, then k queries an anchor.
 
     A query attends to its document up to its anchor and to the queries of its own anchor; nothing
     else attends to a query.
+
+    Args:
+        documents: the documents.
+        anchors: of the queries.
+        block: k.
+        contexts: whether anything reads what tokens attend to; else each attends to itself alone.
     """
     batch, tokens = documents.number.shape
     column = torch.arange(tokens, device=documents.number.device)
@@ -124,4 +133,12 @@ def query_mask(documents: PackedDocuments, anchors: Anchors, block: int) -> Tens
     own = (owner.unsqueeze(1) == owner).expand(batch, -1, -1)
     above = torch.cat([context, context.new_zeros(batch, tokens, queries)], dim=2)
     below = torch.cat([seen.repeat_interleave(block, dim=1), own], dim=2)
-    return torch.cat([above, below], dim=1)
+    return torch.cat([above if contexts else itself_alone(above), below], dim=1)
+
+
+def itself_alone(mask: Tensor, before: int = 0) -> Tensor:
+    """Return a mask of the same size: query i attends to key ``before + i``, its own, alone."""
+    queries, keys = mask.shape[1:]
+    alone = torch.eye(queries, dtype=torch.bool, device=mask.device)
+    behind = keys - before - queries
+    return functional.pad(alone, (before, behind)).expand(mask.shape)

@@ -284,6 +284,14 @@ class Backbone(nn.Module):
         taps = Taps(layers)
         return self(**inputs, taps=taps), taps.stacked()
 
+    def can_follow(self, plan: LayerPlan) -> bool:
+        """Return whether the plan names parts that this family calls by known names."""
+        try:
+            self._partial(plan)
+        except FalconLabError:
+            return False
+        return True
+
     def _partial(self, plan: LayerPlan) -> PartialModel:
         """Return the base model as the plan sees it, made once."""
         from falcon_lab.model.partial import PartialModel  # an ordinary round runs all layers

@@ -123,7 +123,11 @@ class PartialModel:
         if self._entrance is not None:
             self._entrance.states = states
         if self._gate is not None:
-            given = inputs["input_ids"] if states is None else states
+            given = next(
+                one
+                for one in (states, inputs["input_ids"], inputs["inputs_embeds"])
+                if one is not None
+            )
             self._gate.begin(inputs["position_ids"].expand(given.shape[:2]).flatten())
         hidden: Tensor = self._base(**inputs).last_hidden_state
         return hidden
