@@ -12,8 +12,11 @@ from torch import Tensor
 
 from falcon_cases import drafter, inputs
 from falcon_lab.drafters.falcon import FalconDrafter
+from falcon_lab.drafters.head_layers import HeadLayers
 from falcon_lab.drafters.relaxed_mask import find_documents
 from falcon_lab.interfaces import DrafterInputs, Frontier, Observation, Prediction
+from falcon_lab.model import partial
+from falcon_lab.model.lean import WHOLE
 
 PASSES = 3
 LENGTHS = (13, 9)  # of the documents
@@ -117,6 +120,68 @@ def test_gradients_flow_through_all_passes_into_the_first_input(options: dict[st
     touched = given.features.grad[0].abs().sum(-1) > 0
     assert touched.tolist() == [row <= 5 for row in range(sum(LENGTHS))]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in made.parameters())
+
+
+READING = list(product((1, 2), ("newest", "mapped")))
+
+
+def gradients_of(made: FalconDrafter, passes: list[Prediction]) -> dict[str, Tensor]:
+    made.zero_grad()
+    torch.stack(
+        [p.features.square().sum() for p in passes if p.features is not None]
+    ).sum().backward()
+    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("layers", "query"), READING)
+def test_what_is_not_read_of_contexts_changes_nothing(
+    layers: int, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where queries predict, contexts are read by their keys and values."""
+    made, given = drafter(block=2, layers=layers, query=query), inputs(*LENGTHS)
+    ours = unrolled(made, given, 1, 0)
+    mine = gradients_of(made, ours)
+    monkeypatch.setattr(HeadLayers, "contexts_attend", True)
+    monkeypatch.setattr(HeadLayers, "_reading", lambda *_: WHOLE)
+    whole = unrolled(made, given, 1, 0)
+    for one, other in zip(ours, whole, strict=True):
+        assert one.features is not None
+        assert other.features is not None
+        torch.testing.assert_close(one.features, other.features, atol=1e-10, rtol=1e-10)
+    theirs = gradients_of(made, whole)
+    assert mine.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(mine[name], gradient, atol=1e-9, rtol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize(("layers", "query"), READING)
+def test_contexts_do_not_go_through_the_last_layers_network(layers: int, query: str) -> None:
+    made, given = drafter(block=2, layers=layers, query=query), inputs(*LENGTHS)
+    seen = list[list[int]]()
+    for layer in made.backbone.decoder_layers:
+        rows = list[int]()
+        seen.append(rows)
+        layer.mlp.register_forward_pre_hook(
+            lambda _, args, rows=rows: rows.append(args[0].flatten(0, -2).shape[0])
+        )
+    passes = unrolled(made, given, 0, 0)
+    queries = [p.label.numel() for p in passes]
+    assert seen[-1] == queries
+    contexts = [sum(LENGTHS), *queries[1:]]
+    both = [a + b for a, b in zip(queries, contexts, strict=True)]
+    assert seen[:-1] == [both] * (layers - 1)
+
+
+def test_all_go_through_a_network_of_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = drafter(block=2, query="newest"), inputs(*LENGTHS)
+    expected = [prediction.features for prediction in unrolled(made, given, 0, 0)]
+    monkeypatch.setattr(partial, "NETWORKS", ("other",))
+    strange = drafter(block=2, query="newest")
+    strange.load_state_dict(made.state_dict())
+    found = [prediction.features for prediction in unrolled(strange, given, 0, 0)]
+    assert strange._part is not None
+    assert strange._part[0] is WHOLE
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_block_that_is_not_whole_begins_no_branch() -> None:

@@ -5,6 +5,7 @@ from falcon_lab.drafters.relaxed_mask import (
     divide,
     find_anchors,
     find_documents,
+    itself_alone,
     query_mask,
     relaxed_causal_mask,
 )
@@ -89,3 +90,14 @@ def test_queries_see_their_anchor_s_past_and_each_other_and_nobody_sees_them() -
     ]
     own = torch.block_diag(*[torch.ones(2, 2)] * 3).bool()
     assert torch.equal(mask[6:, 6:], own)
+
+
+def test_tokens_of_which_nothing_is_read_attend_to_themselves_alone() -> None:
+    packed = find_documents(torch.tensor([[0, 0, 1, 1, 1, 1]]))
+    zeros = torch.zeros(1, 6, dtype=torch.long)
+    anchors = find_anchors(divide(packed, _positions(packed.number), zeros, 2), 2)
+    whole = query_mask(packed, anchors, 2)
+    mask = query_mask(packed, anchors, 2, contexts=False)
+    assert torch.equal(mask[:, 6:], whole[:, 6:])
+    assert torch.equal(mask[0, :6], torch.eye(6, 12).bool())
+    assert torch.equal(itself_alone(whole[:, :4], before=3)[0], torch.eye(12)[3:7].bool())
