@@ -200,6 +200,9 @@ class HeadLayers(nn.Module):
 class RowsThatAreRead:
     """Have the last rows of a pass alone go through the last layer's network (an ``MlpGate``).
 
+    Attributes:
+        shape: sequences of the next pass, and rows of each that are read.
+
     Args:
         layer: the last.
     """
@@ -207,7 +210,6 @@ class RowsThatAreRead:
     def __init__(self, layer: int) -> None:
         self._layer = layer
         self.shape = 0, 0
-        """Of the rows that are read: how many sequences, and how many rows of each."""
 
     def begin(self, positions: Tensor) -> None:
         """Find out which rows of a pass are read."""
