@@ -172,6 +172,12 @@ def test_contexts_do_not_go_through_the_last_layers_network(layers: int, query: 
     assert seen[:-1] == [both] * (layers - 1)
 
 
+def test_a_pass_of_which_all_is_read_is_a_whole_one() -> None:
+    made, given = drafter(block=2, query="block"), inputs(*LENGTHS)
+    assert len(unrolled(made, given, 0, 0)) == PASSES
+    assert made._part is None
+
+
 def test_all_go_through_a_network_of_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     made, given = drafter(block=2, query="newest"), inputs(*LENGTHS)
     expected = [prediction.features for prediction in unrolled(made, given, 0, 0)]

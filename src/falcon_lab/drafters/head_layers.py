@@ -177,6 +177,8 @@ class HeadLayers(nn.Module):
             raise FalconLabError(
                 f"{FLEX} has no backward pass on a CPU; train with target.attention=sdpa"
             )
+        if read == positions.shape[1]:
+            read = None
         hidden: Tensor
         if self.training and "cache" not in arguments and self._compiled is not None:
             hidden = self._compiled(**arguments)

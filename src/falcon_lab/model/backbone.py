@@ -386,6 +386,13 @@ def plain_attention(config: Any) -> str:
 
 
 def fresh_attention(config: Any) -> str:
-    """Return the attention of fresh layers beside the target, which are to be trained."""
+    """Return the attention of fresh layers beside the target, which are to be trained.
+
+    Families that choose the class of their modules by it know no name of ours.
+    """
+    from transformers import MODEL_MAPPING
+
     attention = plain_attention(config)
-    return BLOCK_SPARSE if attention == "sdpa" else attention
+    kind = MODEL_MAPPING.get(type(config), None)
+    by_name = kind is not None and kind._can_set_attn_implementation()
+    return BLOCK_SPARSE if attention == "sdpa" and by_name else attention

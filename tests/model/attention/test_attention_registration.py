@@ -15,7 +15,12 @@ from fakes.decoding import generate, plain, speculative
 from fakes.drafters import OracleDrafter
 from falcon_lab.model.attention.backend import Partial
 from falcon_lab.model.attention.merged import Merged
-from falcon_lab.model.attention.registration import RegisteredAttention, backend_of, register
+from falcon_lab.model.attention.registration import (
+    BLOCK_SPARSE,
+    RegisteredAttention,
+    backend_of,
+    register,
+)
 from falcon_lab.model.attention.torch_flash import TorchFlash
 from falcon_lab.model.backbone import Backbone
 from falcon_lab.model.families import FULL
@@ -204,4 +209,6 @@ def test_registering_twice_leaves_one_name() -> None:
 
 def test_a_drafter_s_blocks_do_not_inherit_the_backend() -> None:
     target = target_with("llama", Merged(TorchFlash()))
-    assert Backbone.short(target.config, 1).implementation == "sdpa"
+    blocks = Backbone.short(target.config, 1)
+    assert blocks.implementation == BLOCK_SPARSE
+    assert backend_of(blocks.implementation) is None
