@@ -216,9 +216,9 @@ class RowsThatAreRead:
     def begin(self, positions: Tensor) -> None:
         """Find out which rows of a pass are read."""
         batch, read = self.shape
-        wanted = torch.zeros(batch, len(positions) // batch, dtype=torch.bool)
-        wanted[:, -read:] = True
-        self._wanted = wanted.flatten().to(positions.device)
+        wanted = torch.zeros_like(positions, dtype=torch.bool)
+        wanted.view(batch, -1)[:, -read:] = True
+        self._wanted = wanted
 
     def wanted(self, layer: int) -> Tensor | None:
         """Return which rows go through a layer's network; None: all of them."""

@@ -71,8 +71,8 @@ class RegisteredAttention:
         whole = attention_mask is None or (attention_mask.shape[-1] == seen and not causal)
         if other or whole:
             mask = None if attention_mask is None else widened(attention_mask, seen)
-            settings = others | {"dropout": dropout, "scaling": scaling}
-            return _sdpa(module, query, key, value, mask, **settings)
+            states = module, query, key, value
+            return _sdpa(*states, mask, dropout=dropout, scaling=scaling, **others)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         attended = self.backend(query, key, value, attention_mask, scale=scale, causal=causal)
         return attended.transpose(1, 2).contiguous(), None
@@ -124,8 +124,8 @@ def sparse_attention(
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         attended = block_sparse_attention(query, key, value, attention_mask, scale=scale)
         return attended.transpose(1, 2).contiguous(), None
-    settings = others | {"dropout": dropout, "scaling": scaling}
-    return _sdpa(module, query, key, value, attention_mask, **settings)
+    states = module, query, key, value, attention_mask
+    return _sdpa(*states, dropout=dropout, scaling=scaling, **others)
 
 
 def _sdpa(*inputs: Any, **settings: Any) -> tuple[Tensor, None]:
