@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from falcon_lab.errors import FalconLabError
-from falcon_lab.model.compiled import PADDING, SIZES, CompiledPass
+from falcon_lab.model import compiled
+from falcon_lab.model.compiled import PADDING, SIZES, CompiledPass, matrix_kernels
 from falcon_lab.model.passes import TokensForward, size_for
 from falcon_lab.model.target import Target
 from falcon_lab.testing.compiling import Pretend, traced
@@ -97,13 +98,53 @@ def test_the_memory_of_a_compiled_target_is_counted_with_its_padding() -> None:
     assert cache.nbytes == fast.kv_bytes(10)
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "units", "timed"),
+    [
+        ({torch.float32, torch.int64}, {}, True),
+        ({torch.bfloat16, torch.float32}, {"avx512_bf16": True}, False),
+        ({torch.float16}, {}, False),
+        ({torch.bfloat16}, {"amx_bf16": True}, True),
+    ],
+)
+def test_inductors_own_kernels_are_timed_where_they_know_the_type_of_the_weights(
+    dtypes: set[torch.dtype],
+    units: dict[str, bool],
+    timed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "cpu_units", lambda: units)
+    assert matrix_kernels(dtypes)["max_autotune_gemm"] is timed
+
+
+def test_weights_are_packed_whether_or_not_the_caller_wants_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor packs ("freezes") weights without gradients alone, and is silent otherwise."""
+    monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path))
+    wanted = []
+
+    def build(program: Any, *, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        wanted.append((torch.is_grad_enabled(), inductor_configs["freezing"]))
+        Path(package_path).touch()
+
+    package = SimpleNamespace(loader=SimpleNamespace(boxed_run=None))
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", build)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: package)
+    with torch.enable_grad():
+        tiny_target(vocab=12).compiled(lambda line: None).prepare(1)
+    assert wanted == [(False, True)]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_a_really_compiled_pass_says_what_the_modules_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, near: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALCON_LAB_CACHE", str(tmp_path))
     found = tiny_target(vocab=12)
+    found.model.to(dtype)
     target = Target(found.model, found.tokenizer, name="tiny", lean=True)
     lines: list[str] = []
     for _ in range(2):  # the second time it is loaded
@@ -114,7 +155,7 @@ def test_a_really_compiled_pass_says_what_the_modules_say(
                 cache = one.new_cache(60)
                 one.prefill(torch.arange(context) % 12, cache)
                 outputs.append(one.verify(_tree(3), cache).logits)
-            assert torch.allclose(*outputs, atol=1e-5)
+            assert torch.allclose(*outputs, atol=near)
     assert [line.startswith("compiling target-4-tokens, once: kept in") for line in lines] == [True]
     assert len(list((tmp_path / "compiled").glob("*.pt2"))) == 1
 

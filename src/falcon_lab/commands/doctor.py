@@ -7,11 +7,10 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -120,13 +119,9 @@ BFLOAT16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 
 def bfloat16() -> Finding:
     """Report what the processor multiplies bfloat16 with, and how fast."""
-    import torch
+    from falcon_lab.model.precision import TOKENS, bfloat16_gain, cpu_units
 
-    from falcon_lab.model.precision import TOKENS, bfloat16_gain
-
-    read = getattr(torch.cpu, "get_capabilities", dict)  # some releases have none
-    capabilities: Mapping[str, Any] = read()
-    units = [name for key, name in BFLOAT16_UNITS.items() if capabilities.get(key)]
+    units = [name for key, name in BFLOAT16_UNITS.items() if cpu_units().get(key)]
     gain = f"products of {TOKENS} tokens take 1/{bfloat16_gain():.1f} of float32's time"
     return Finding("bfloat16", f"{', '.join(units) or 'no units for it'}; {gain}")
 

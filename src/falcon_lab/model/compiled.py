@@ -1,8 +1,8 @@
 """A module compiled ahead of time by inductor, and kept in the cache.
 
 The compiled pass is C++ from its first operation to its last: Python's share of a call is a list
-of tensors. Weights are packed for the matrix kernels (inductor's "freezing"), small matrix products
-are inductor's own, with what follows them in the same loop.
+of tensors. Weights are packed for the matrix kernels (inductor's "freezing"), which are inductor's
+own, with what follows them in the same loop, or oneDNN's (``matrix_kernels``).
 
 A pass is compiled for a few numbers of new positions, which are padded; the lengths of context and
 cache stay open. It writes into the cache that the eager pass uses.
@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from falcon_lab.model.passes import (
     pad_to,
     shapes_of,
 )
+from falcon_lab.model.precision import cpu_units
 
 
 def compile_ahead(
@@ -65,17 +66,18 @@ def compile_ahead(
         FalconLabError: the module cannot be traced, there is no working C++ compiler, or what is
             kept belongs to somebody else.
     """
-    threads, folder = torch.get_num_threads(), _folder()
+    folder = _folder()
     with _compiling(name):
         with torch.no_grad():
             program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
-        path = folder / f"{name}-{_key(program, inputs, threads)}.pt2"
+        options = _options(program)
+        path = folder / f"{name}-{_key(program, inputs, options)}.pt2"
     for trusted in (folder, path):
         refuse_strangers(trusted, "run as native code")
     with _compiling(name):
         if not path.exists():
             announce(f"compiling {name}, once: kept in {path}")
-            _build(program, path, threads)
+            _build(program, path, options)
         loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
     run: Compiled = loaded.loader.boxed_run
     return run
@@ -110,36 +112,63 @@ def _compiling(name: str) -> Iterator[None]:
         ) from error
 
 
-def _build(program: torch.export.ExportedProgram, path: Path, threads: int) -> None:
-    make_folder(path.parent)
-    options = {
+def matrix_kernels(dtypes: Set[torch.dtype]) -> dict[str, Any]:
+    """Choose whose matrix kernels a pass is compiled with, as inductor's options.
+
+    Inductor's own know half precision by AMX alone: without it they turn every weight into float32
+    first, and a pass of six tokens takes six times as long as with oneDNN's packed weights, one of
+    a single token twice. In float32 either may be faster (inductor's 1.7 times for one token of
+    width 576, oneDNN's 2.1 times for six), so inductor times both while it compiles.
+
+    Args:
+        dtypes: of the pass's weights.
+    """
+    half = not dtypes.isdisjoint((torch.bfloat16, torch.float16))
+    if half and not cpu_units().get("amx_bf16"):
+        return {"max_autotune_gemm": False}
+    return {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+
+
+def _options(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """Return inductor's options for a pass, on the threads that torch has now."""
+    return {
         "freezing": True,
-        "max_autotune_gemm": True,
-        "max_autotune_gemm_backends": "CPP",
-        "cpp.threads": threads,
+        "cpp.threads": torch.get_num_threads(),
         # The code that strings the kernels together is long, and nothing is gained by -O1 there.
         "aot_inductor.compile_wrapper_opt_level": "O0",
+        **matrix_kernels({part.dtype for part in _kept(program).values()}),
     }
-    with about(path), replacing(path) as temporary:
+
+
+def _build(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+    make_folder(path.parent)
+    # Where gradients are wanted, inductor leaves the weights unpacked without a word.
+    with about(path), replacing(path) as temporary, torch.no_grad():
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(temporary), inductor_configs=options
         )
 
 
-def _key(program: torch.export.ExportedProgram, inputs: Sequence[Any], threads: int) -> str:
+def _key(
+    program: torch.export.ExportedProgram, inputs: Sequence[Any], options: dict[str, Any]
+) -> str:
     found = hashlib.sha256()
     capability = torch.backends.cpu.get_cpu_capability()
-    for part in (torch.__version__, capability, threads, program.graph_module.code):
+    for part in (torch.__version__, capability, options, program.graph_module.code):
         found.update(f"{part}\n".encode())
     for tensor in _tensors(inputs):
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    kept = {**program.state_dict, **program.constants}
-    for key, value in sorted(kept.items()):
+    for key, value in sorted(_kept(program).items()):
         found.update(key.encode())
-        if isinstance(value, Tensor):
-            plain = value.detach().contiguous().cpu().flatten()
-            found.update(plain.view(torch.uint8).numpy().tobytes())
+        plain = value.detach().contiguous().cpu().flatten()
+        found.update(plain.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def _kept(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
+    """Return name -> weight, buffer or constant of a program."""
+    kept = {**program.state_dict, **program.constants}
+    return {key: value for key, value in kept.items() if isinstance(value, Tensor)}
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -8,7 +8,9 @@ Shapes: T tokens, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -21,6 +23,13 @@ HIDDEN = 1024
 """Width of the map that is timed."""
 SECONDS = 0.02
 """Time for each type, in which the best of several products is taken."""
+
+
+def cpu_units() -> Mapping[str, Any]:
+    """Return what torch knows of the processor's units; some releases of it say nothing."""
+    read = getattr(torch.cpu, "get_capabilities", dict)
+    found: Mapping[str, Any] = read()
+    return found
 
 
 @cache
