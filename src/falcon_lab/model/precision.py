@@ -1,4 +1,6 @@
-"""Which floating-point type this machine multiplies fastest in, measured rather than looked up.
+"""What a processor multiplies with, and in which floating-point type it is fastest.
+
+That is measured rather than looked up.
 
 Processors with the same units differ: with AVX512-BF16 and no AMX, products of many tokens take
 between a quarter and 1.8 times of float32's time.
