@@ -121,7 +121,8 @@ def bfloat16() -> Finding:
     """Report what the processor multiplies bfloat16 with, and how fast."""
     from falcon_lab.model.precision import TOKENS, bfloat16_gain, cpu_units
 
-    units = [name for key, name in BFLOAT16_UNITS.items() if cpu_units().get(key)]
+    known = cpu_units()
+    units = [name for key, name in BFLOAT16_UNITS.items() if known.get(key)]
     gain = f"products of {TOKENS} tokens take 1/{bfloat16_gain():.1f} of float32's time"
     return Finding("bfloat16", f"{', '.join(units) or 'no units for it'}; {gain}")
 

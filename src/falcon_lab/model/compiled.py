@@ -42,6 +42,7 @@ from falcon_lab.model.passes import (
 from falcon_lab.model.precision import cpu_units
 
 
+@torch.no_grad()  # where gradients are wanted, inductor packs no weights, and does not say so
 def compile_ahead(
     module: nn.Module,
     inputs: tuple[Any, ...],
@@ -68,8 +69,7 @@ def compile_ahead(
     """
     folder = _folder()
     with _compiling(name):
-        with torch.no_grad():
-            program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+        program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
         options = _options(program)
         path = folder / f"{name}-{_key(program, inputs, options)}.pt2"
     for trusted in (folder, path):
@@ -142,8 +142,7 @@ def _options(program: torch.export.ExportedProgram) -> dict[str, Any]:
 
 def _build(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
     make_folder(path.parent)
-    # Where gradients are wanted, inductor leaves the weights unpacked without a word.
-    with about(path), replacing(path) as temporary, torch.no_grad():
+    with about(path), replacing(path) as temporary:
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(temporary), inductor_configs=options
         )

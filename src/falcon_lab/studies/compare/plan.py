@@ -41,8 +41,6 @@ DEPTH = 8
 """Longest path of ``tree-N``, that of the paper's trees for k = 2."""
 KNOWN = ("chain-4", "drawn-2", "tree-16", OWN, BEST)
 """What is suggested for a word that is none."""
-
-
 PROPOSALS = {"chain": "deterministic", "drawn": "sampled"}
 """Words for chains -> how their tokens are proposed."""
 
