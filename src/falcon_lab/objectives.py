@@ -177,7 +177,7 @@ def _gradient(
     student: Tensor, teacher: Tensor, labels: Tensor, of_soft: Tensor, of_hard: Tensor
 ) -> Tensor:
     """d KL / d logits = q - p, and d CE / d logits = q - one-hot."""
-    q, p = _log_softmax(student).exp_(), _log_softmax(teacher).exp_()
+    q, p = _single(student).softmax(-1), _single(teacher).softmax(-1)
     of_soft, of_hard = of_soft.unsqueeze(1), (of_hard * (labels != NO_LABEL)).unsqueeze(1)
     gradient = q.mul_(of_soft + of_hard).addcmul_(p, of_soft, value=-1)
     return gradient.scatter_add_(1, labels.clamp_min(0).unsqueeze(1), -of_hard)

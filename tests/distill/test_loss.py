@@ -350,6 +350,31 @@ def test_the_target_s_logits_are_kept_where_there_is_room_for_them(
             teacher.logits(places[5:9])
 
 
+@pytest.mark.parametrize("some", [True, False])
+@pytest.mark.parametrize("fit", [True, False])
+def test_several_passes_are_compared_with_logits_that_are_computed_once(
+    fit: bool, some: bool
+) -> None:
+    target, given = tiny_target(), batch(3)
+    places = labelled_positions(given).flatten().nonzero()[:, 0]
+    features = target.teacher(given.tokens, given.documents, given.positions)
+    words = DraftVocabulary(target, 32, torch.arange(0, 64, 3)) if some else None
+    sizes: list[int] = []
+    teacher = Teacher(target, given, features, len(places) - (not fit), None, words, again=True)
+    of = words or target
+    head = of.head
+
+    def watched(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return head(rows)
+
+    of.head = watched  # type: ignore[method-assign, assignment]
+    expected = head(features.flatten(0, 1))
+    for wanted in (places[2:9], places[5:].repeat_interleave(2), places[:4]):
+        torch.testing.assert_close(teacher.logits(wanted), expected[wanted])
+    assert sizes == ([len(places)] if fit else [7, len(places) - 5, 4])
+
+
 @pytest.mark.parametrize(("fit", "some"), [(False, False), (True, True), (False, True)])
 def test_tokens_from_a_store_spare_the_whole_head(fit: bool, some: bool) -> None:
     target, given = tiny_target(), batch(3)

@@ -54,6 +54,8 @@ class Teacher:
         vocabulary: the tokens that the drafter may propose; None: all.
         wide: rows of V logits at a time; None: ``chunk``.
         mass: whether the probability of those tokens is needed too.
+        again: whether several passes of the drafter are compared with these logits, which are then
+            kept where there is room for them.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Teacher:
         *,
         wide: int | None = None,
         mass: bool = False,
+        again: bool = False,
     ) -> None:
         self.target, self.batch, self.features, self.chunk = target, batch, features, chunk
         self.taps, self.vocabulary = taps, vocabulary
         self._wide, self._wants_mass = wide or chunk, mass and vocabulary is not None
+        self._again = again
         self._flat = features.flatten(0, 1)
         self._argmax: Tensor | None = None
         self._mass: Tensor | None = None  # [B * T]
@@ -85,9 +89,7 @@ class Teacher:
         a chunk of float32 ones, they are kept for the loss.
         """
         if self._argmax is None:
-            labelled = labelled_positions(self.batch).flatten()
-            positions = labelled.nonzero().squeeze(1)
-            fit = len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32
+            labelled, positions, fit = self._labelled()
             if (known := self._stored(fit)) is not None:
                 self._argmax = known
                 return known
@@ -105,6 +107,16 @@ class Teacher:
                 if fit:
                     self._keep(narrow, start, labelled)
         return self._argmax
+
+    def _labelled(self) -> tuple[Tensor, Tensor, bool]:
+        """Return what is labelled, ``[B·T]`` bool and ``[P]`` long, and whether its logits fit."""
+        labelled = labelled_positions(self.batch).flatten()
+        positions = labelled.nonzero().squeeze(1)
+        return (
+            labelled,
+            positions,
+            len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32,
+        )
 
     def _stored(self, fit: bool) -> Tensor | None:
         """Return a feature store's tokens, unless the logits are wanted as well.
@@ -128,6 +140,10 @@ class Teacher:
     @torch.no_grad()
     def logits(self, positions: Tensor) -> Tensor:
         """Return ``[n, C]`` at ``[n]`` positions; equal neighbours are computed once."""
+        if self._logits is None and self._again:
+            labelled, places, self._again = self._labelled()
+            if self._again:
+                self._keep(self._head(self._flat[places], self._words), 0, labelled)
         if self._logits is not None and self._row is not None:
             return self._logits[self._row[positions]]
         different, row = torch.unique_consecutive(positions, return_inverse=True)

@@ -187,7 +187,10 @@ class DistillationStep:
             self.chunk or rows_per_chunk(words.vocab_size, self.config.logits_mib)
             for words in (self.target, vocabulary or self.target)
         )
-        return Teacher(self.target, batch, features, chunk, taps, vocabulary, wide=wide, mass=mass)
+        again = self.config.unroll > 1
+        return Teacher(
+            self.target, batch, features, chunk, taps, vocabulary, wide=wide, mass=mass, again=again
+        )
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         packed = batch.tokens, batch.documents, batch.positions
