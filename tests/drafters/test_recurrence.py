@@ -53,15 +53,23 @@ def test_gradients_are_those_of_small_differences_with_gaps_too() -> None:
     assert torch.autograd.gradcheck(lambda *of: recur(of[0], gaps, of[1:]), (inputs, *weights))
 
 
-def test_half_precision_is_for_the_inputs_product_alone() -> None:
-    weights = tuple(weight.detach().float() for weight in _weights())
-    inputs, gaps = _inputs(2, 5).detach().float(), torch.zeros(2, 5, dtype=torch.bool)
+def test_half_precision_is_for_products_alone() -> None:
+    weights = tuple(weight.detach().float().requires_grad_() for weight in _weights())
+    inputs = _inputs(2, 5).detach().float().requires_grad_()
+    gaps = torch.zeros(2, 5, dtype=torch.bool)
+    gaps[1, 2] = True
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden, cells = recur(inputs, gaps, weights)  # type: ignore[arg-type]
     assert {hidden.dtype, cells.dtype} == {torch.float32}
     expected = recur(inputs, gaps, weights)[0]  # type: ignore[arg-type]
     assert torch.allclose(hidden, expected, atol=0.05)
     assert not torch.equal(hidden, expected)
+    of = [inputs, *weights]
+    ours, theirs = (torch.autograd.grad(part.square().sum(), of) for part in (hidden, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == torch.float32
+        assert (mine - other).norm() < 0.03 * other.norm()
+        assert not torch.equal(mine, other)
 
 
 @pytest.mark.parametrize(("width", "large"), [(128, False), (576, True)])

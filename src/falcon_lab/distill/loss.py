@@ -145,7 +145,7 @@ class Teacher:
             if self._again:
                 self._keep(self._head(self._flat[places], self._words), 0, labelled)
         if self._logits is not None and self._row is not None:
-            return self._logits[self._row[positions]]
+            return self._logits.index_select(0, self._row[positions])
         different, row = torch.unique_consecutive(positions, return_inverse=True)
         logits = self._head(self._flat[different], self._words)
         return logits if len(different) == len(positions) else logits[row]

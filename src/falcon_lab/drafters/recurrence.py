@@ -6,6 +6,9 @@ recurrent weights; and the cells come out too. For a layer of width 576 and 16 s
 0.85 of the kernels' time forward and backward, without gradients half of it; of width 2048, 0.45
 and half. A narrow layer is bound by the calls of its steps, and the kernels' again.
 
+A step of few streams mostly reads its weights: with autocast's products in bfloat16, a layer of
+width 576 and 5 streams takes half the time.
+
 Shapes: N streams, L steps, H hidden, C channels of an input.
 """
 
@@ -32,7 +35,7 @@ def recur(
 ) -> tuple[Tensor, Tensor]:
     """Run a layer over streams, each from a state of zeros, which a gap brings back.
 
-    Under autocast the inputs are multiplied in its precision, and the steps are float32's.
+    Under autocast products are in its precision, and gates, states and cells in the weights'.
 
     Args:
         inputs: ``[N, L, C]``.
@@ -45,26 +48,32 @@ def recur(
     """
     into, onto, bias = weights
     given = functional.linear(inputs.transpose(0, 1), into, bias)
-    with torch.autocast(inputs.device.type, enabled=False):
-        hidden, cells = _Recurrence.apply(given.to(onto.dtype), onto, gaps.t().unsqueeze(-1))
+    device = inputs.device.type
+    half = torch.is_autocast_enabled(device)
+    product = torch.get_autocast_dtype(device) if half else onto.dtype
+    with torch.autocast(device, enabled=False):
+        start = given.to(onto.dtype), onto, gaps.t().unsqueeze(-1), product
+        hidden, cells = _Recurrence.apply(*start)
     return hidden.transpose(0, 1), cells.transpose(0, 1)
 
 
 class _Recurrence(torch.autograd.Function):
     """From ``[L, N, 4·H]``, what the inputs give the gates, to states and cells ``[L, N, H]``.
 
-    ``gaps`` are ``[L, N, 1]`` bool; their gates are closed.
+    ``gaps`` are ``[L, N, 1]`` bool; their gates are closed. Products are computed in ``product``.
     """
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, onto: Tensor, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        (streams, width), upon = (given.shape[1], onto.shape[1]), onto.t().contiguous()
+    def forward(
+        ctx: Any, given: Tensor, onto: Tensor, gaps: Tensor, product: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        (streams, width), upon = (given.shape[1], onto.shape[1]), onto.t().to(product).contiguous()
         gates = given.masked_fill(gaps, -torch.inf)
         cells = given.new_empty(*given.shape[:2], width)
         states = torch.empty_like(cells)
         hidden = cell = given.new_zeros(streams, width)
         for gate, new_cell, new_hidden in zip(gates, cells, states, strict=True):
-            gate.addmm_(hidden, upon)
+            gate.add_(hidden.to(product) @ upon)
             opened, kept, new, shown = gate.split(width, dim=1)
             gate[:, : 2 * width].sigmoid_()
             new.tanh_()
@@ -73,7 +82,7 @@ class _Recurrence(torch.autograd.Function):
             torch.tanh(new_cell, out=new_hidden).mul_(shown)
             hidden, cell = new_hidden, new_cell
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(gates, cells, states, onto)
+            ctx.save_for_backward(gates, cells, states, onto.to(product))
         return states, cells
 
     @staticmethod
@@ -90,9 +99,9 @@ class _Recurrence(torch.autograd.Function):
             gate[:, :3].mul_(cell.unsqueeze(1))
             gate[:, 3].mul_(hidden)
             cell = cell * kept[step]
-            hidden = slopes[step] @ onto
-        of_onto = slopes[1:].flatten(0, 1).t() @ states[:-1].flatten(0, 1)
-        return slopes, of_onto, None
+            hidden = (slopes[step].to(onto.dtype) @ onto).to(hidden.dtype)
+        later, before = (part.flatten(0, 1).to(onto.dtype) for part in (slopes[1:], states[:-1]))
+        return slopes, (later.t() @ before).to(slopes.dtype), None, None
 
 
 def _slopes(gates: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
