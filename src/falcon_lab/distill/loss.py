@@ -112,11 +112,8 @@ class Teacher:
         """Return what is labelled, ``[B·T]`` bool and ``[P]`` long, and whether its logits fit."""
         labelled = labelled_positions(self.batch).flatten()
         positions = labelled.nonzero().squeeze(1)
-        return (
-            labelled,
-            positions,
-            len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32,
-        )
+        fit = len(positions) * self.target.dtype.itemsize <= self.chunk * FLOAT32
+        return labelled, positions, fit
 
     def _stored(self, fit: bool) -> Tensor | None:
         """Return a feature store's tokens, unless the logits are wanted as well.
@@ -141,8 +138,9 @@ class Teacher:
     def logits(self, positions: Tensor) -> Tensor:
         """Return ``[n, C]`` at ``[n]`` positions; equal neighbours are computed once."""
         if self._logits is None and self._again:
-            labelled, places, self._again = self._labelled()
-            if self._again:
+            self._again = False  # whether they fit is asked once
+            labelled, places, fit = self._labelled()
+            if fit:
                 self._keep(self._head(self._flat[places], self._words), 0, labelled)
         if self._logits is not None and self._row is not None:
             return self._logits.index_select(0, self._row[positions])

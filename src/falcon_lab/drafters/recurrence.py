@@ -52,8 +52,8 @@ def recur(
     half = torch.is_autocast_enabled(device)
     product = torch.get_autocast_dtype(device) if half else onto.dtype
     with torch.autocast(device, enabled=False):
-        start = given.to(onto.dtype), onto, gaps.t().unsqueeze(-1), product
-        hidden, cells = _Recurrence.apply(*start)
+        closed = gaps.t().unsqueeze(-1)
+        hidden, cells = _Recurrence.apply(given.to(onto.dtype), onto, closed, product)
     return hidden.transpose(0, 1), cells.transpose(0, 1)
 
 
@@ -67,7 +67,8 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any, given: Tensor, onto: Tensor, gaps: Tensor, product: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        (streams, width), upon = (given.shape[1], onto.shape[1]), onto.t().to(product).contiguous()
+        onto = onto.to(product)
+        (streams, width), upon = (given.shape[1], onto.shape[1]), onto.t().contiguous()
         gates = given.masked_fill(gaps, -torch.inf)
         cells = given.new_empty(*given.shape[:2], width)
         states = torch.empty_like(cells)
@@ -82,7 +83,7 @@ class _Recurrence(torch.autograd.Function):
             torch.tanh(new_cell, out=new_hidden).mul_(shown)
             hidden, cell = new_hidden, new_cell
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(gates, cells, states, onto.to(product))
+            ctx.save_for_backward(gates, cells, states, onto)
         return states, cells
 
     @staticmethod
