@@ -18,9 +18,13 @@ from falcon_lab.testing.targets import one_document, tiny_target
 from falcon_lab.tree import TokenTree
 
 V, LAYERS = 12, 4
-TREE = {"name": "static", "template": {"": 3, "0": 2, "1": 2, "00": 2, "10": 1, "000": 1}}
+TREE = {
+    "name": "static",
+    "template": {"": 3, "0": 2, "1": 2, "00": 2, "10": 1, "000": 1},
+    "proposal": "deterministic",
+}
 DYNAMIC = {"name": "dynamic", "nodes": 8, "beam": 2, "width": 3, "depth": 4}
-CHAIN = {"name": "chain", "depth": 4}
+CHAIN = {"name": "chain", "depth": 4, "proposal": "deterministic"}
 SKIPPING = LayerPlan(skip_attention=frozenset({1, 2}), skip_mlp=frozenset({2}))
 GROUPED = LayerPlan(groups=((1, 2, 3),))
 

@@ -14,10 +14,11 @@ from falcon_lab.trees.template_tree import Chain
 HOST: Any = None
 
 
-def grown(depth: int, block: int) -> tuple[Any, int]:
+def grown(depth: int, block: int, temperature: float = 0.0) -> tuple[Any, int]:
     chain = Chain(ChainConfig(depth=depth), BuildContext(HOST, block))
     drafter = RandomDrafter(9, block)
-    frontier = chain.start(RoundContext(torch.tensor(1), Budget(), Sampling(), torch.Generator()))
+    drawing = Sampling(temperature), torch.Generator()
+    frontier = chain.start(RoundContext(torch.tensor(1), Budget(), *drawing))
     passes = 0
     while frontier is not None:
         frontier = chain.grow(drafter.draft(frontier))
@@ -37,3 +38,10 @@ def test_a_chain_takes_as_many_passes_as_it_has_blocks(depth: int, block: int, p
     assert needed == passes
     assert tree.parents.tolist() == [-1, *range(depth)]
     assert torch.equal(tree.ancestors, torch.ones(depth + 1, depth + 1).tril().bool())
+
+
+@pytest.mark.parametrize(("temperature", "found"), [(0.0, "deterministic"), (1.0, "sampled")])
+def test_its_tokens_are_drawn_above_temperature_0_unless_it_is_said(
+    temperature: float, found: str
+) -> None:
+    assert grown(3, 1, temperature)[0].proposal == found

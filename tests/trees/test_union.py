@@ -62,7 +62,7 @@ def test_its_nodes_are_those_of_its_parts(
     seed: int, block: int, nodes: int, temperature: float
 ) -> None:
     sampling = Sampling(temperature)
-    trees = [DYNAMIC, PATHS, {"name": "chain", "depth": 3}]
+    trees = [DYNAMIC, PATHS, {"name": "chain", "depth": 3, "proposal": "deterministic"}]
     sources: list[Source] = [
         NodeDrafter(V, block, seed=seed, silent=0.2),
         FOUND,

@@ -88,7 +88,6 @@ def test_a_tree_is_filled_up_below_a_leaf() -> None:
     ("needs", "tree", "said"),
     [
         ({}, {"name": "dynamic", "nodes": NODES}, "the server verifies 6"),
-        ({}, {"name": "chain", "depth": 2, "proposal": "sampled"}, "proposal=deterministic"),
         ({"taps": (1, 2)}, TREES["chain"], "formats of their own"),
         ({"lower_layers": 1}, TREES["chain"], "does not lend"),
     ],

@@ -120,8 +120,9 @@ class ChainConfig:
     """A single path of draft tokens."""
 
     depth: int = ranged(4, least=0, most=LONGEST_PATH)
-    proposal: str = choice("deterministic", PROPOSALS)
-    """At T > 0: the most likely token, or a ``sampled`` one."""
+    proposal: str = choice("sampled", PROPOSALS)
+    """At T > 0: a token that is drawn from the drafter's distribution, or the most likely one
+    (``deterministic``), which is accepted less often and has a seed write plain decoding's text."""
 
 
 @dataclass
@@ -131,8 +132,9 @@ class StaticConfig:
     template: Any = "auto"
     """The name of a template, shipped (``auto`` picks one by k) or a plug-in's; a mapping from node
     to child count (a node is its rank digits, "" the root); or a list of rank paths."""
-    proposal: str = choice("deterministic", PROPOSALS)
-    """At T > 0: the top candidates, or ``sampled`` ones without replacement."""
+    proposal: str = choice("sampled", PROPOSALS)
+    """At T > 0: candidates that are drawn without replacement, or the top ones
+    (``deterministic``)."""
     max_depth: int | None = ranged(None, least=0, most=LONGEST_PATH)
     """Cut the template at this depth."""
 

@@ -28,11 +28,12 @@ from falcon_lab.testing.tested import ComponentUnderTest, expect
 
 BRANCHED = {"": 3, "0": 2, "1": 1, "00": 2, "000": 1, "001": 1}
 TREES: dict[str, dict[str, Any]] = {
-    "a chain": {"name": "chain", "depth": 5},
-    "a static tree": {"name": "static", "template": BRANCHED},
+    "a chain": {"name": "chain", "depth": 5, "proposal": "deterministic"},
+    "a static tree": {"name": "static", "template": BRANCHED, "proposal": "deterministic"},
     "a dynamic tree": {"name": "dynamic", "nodes": 8, "beam": 3, "width": 3, "depth": 4},
 }
-"""One of each kind, that any drafter can grow."""
+"""One of each kind, that any drafter can grow, and whose nodes are chosen at any temperature: so a
+seed gives the text that plain decoding gives."""
 
 CELLS = 4
 """Outcomes that must be common for a fit to be meaningful."""

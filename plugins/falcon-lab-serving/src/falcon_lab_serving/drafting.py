@@ -256,11 +256,6 @@ def check_servable(drafter: Drafter, tree: TreeBuilder, nodes: int) -> None:
         raise FalconLabError(f"{kind} drafts by passes of the target, which a server does not lend")
     if drafter.drafters:
         raise FalconLabError(f"{kind} is made of several drafters; serve one of them")
-    if tree.proposal != "deterministic":
-        raise FalconLabError(
-            f"the tree draws its tokens ({tree.proposal}), and a server verifies trees of the most "
-            "likely ones; give a tree of proposal=deterministic"
-        )
     if tree.max_nodes > nodes:
         raise FalconLabError(
             f"the tree has up to {tree.max_nodes} nodes, the root among them, and the server "

@@ -341,7 +341,7 @@ class _Loader:
         for word, changes in node.items():
             here = join(key, word)
             if parse_budget(str(word), here).nodes is None:
-                raise ConfigError(here, "is no number of nodes; name a chain-D, drawn-D or tree-N")
+                raise ConfigError(here, "is no number of nodes; name a chain-D or a tree-N")
             allowed = DECODING_NODES if trains else ("drafter", *DECODING_NODES)
             if not isinstance(changes, Mapping):
                 raise ConfigError(

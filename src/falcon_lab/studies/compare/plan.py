@@ -39,10 +39,8 @@ from falcon_lab.report.tables import Table
 OWN, BEST = "own", "best"
 DEPTH = 8
 """Longest path of ``tree-N``, that of the paper's trees for k = 2."""
-KNOWN = ("chain-4", "drawn-2", "tree-16", OWN, BEST)
+KNOWN = ("chain-4", "tree-16", OWN, BEST)
 """What is suggested for a word that is none."""
-PROPOSALS = {"chain": "deterministic", "drawn": "sampled"}
-"""Words for chains -> how their tokens are proposed."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,8 @@ class NodeBudget:
         """Return the tree builder's node; ``own`` is the head's."""
         if self.nodes is None:
             return own
-        shape = self.word.partition("-")[0]
-        if shape in PROPOSALS:
-            return {"name": "chain", "depth": self.nodes, "proposal": PROPOSALS[shape]}
+        if self.word.startswith("chain"):
+            return {"name": "chain", "depth": self.nodes}
         side = max(2, round(sqrt(self.nodes)))
         return {
             "name": "dynamic",
@@ -75,17 +72,17 @@ class NodeBudget:
 
 
 def parse_budget(word: str, key: str) -> NodeBudget:
-    """Read ``chain-D``, ``drawn-D``, ``tree-N``, ``own`` or ``best``.
+    """Read ``chain-D``, ``tree-N``, ``own`` or ``best``.
 
     Raises:
         ConfigError: at ``key``, for any other word.
     """
     if word in (OWN, BEST):
         return NodeBudget(word)
-    found = re.fullmatch(r"(chain|drawn|tree)-([1-9]\d*)", word)
+    found = re.fullmatch(r"(chain|tree)-([1-9]\d*)", word)
     if found is None:
         hint = did_you_mean(word, KNOWN)
-        words = "chain-D, drawn-D, tree-N, own or best"
+        words = "chain-D, tree-N, own or best"
         raise ConfigError(key, f"no budget {word!r}: write {words}{hint}")
     return NodeBudget(word, int(found[2]))
 
@@ -165,10 +162,9 @@ class ComparisonConfig:
     only: list[str] = each_once(field(default_factory=list))
     """Heads that are compared; empty: all."""
     budgets: list[str] = each_once(field(default_factory=lambda: ["best"]))
-    """``chain-D`` (D tokens in a row, the likeliest), ``drawn-D`` (drawn from the drafter's
-    distribution, of which more are accepted above temperature 0), ``tree-N`` (N nodes where the
-    drafter is surest), ``own`` (the head's tree) and ``best`` (of those in ``tuning.grid``, on
-    validation prompts)."""
+    """``chain-D`` (D tokens in a row, the likeliest, or drawn above temperature 0), ``tree-N`` (N
+    nodes where the drafter is surest), ``own`` (the head's tree) and ``best`` (of those in
+    ``tuning.grid``, on validation prompts)."""
     temperatures: list[float] = each_once(any_temperature([0.0]))
     prompts: dict[str, PromptsConfig] = named(PROMPT_SET_NAME)
     """Name of a prompt set in the tables -> the set, as ``evaluation.prompts``, which is the only
