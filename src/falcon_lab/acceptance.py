@@ -158,17 +158,18 @@ def accept_sampled(
 
     def step(node: int, children: list[int]) -> tuple[int | None, int]:
         p = q = sampling.probabilities(logits[node]).double()
-        row = CHOSEN
+        row = token = CHOSEN
         for child in (each for each in children if q_row[each] != CHOSEN):
             if q_row[child] != row:
                 row = q_row[child]
                 q = rows[row].double()
+            else:
+                q = without(q, token)
             token = tokens[child]
             chance = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
             if bool(chance * q[token] < p[token]):
                 return child, token
             p = residual(p, q)
-            q = without(q, token)
         token = int(drawn(p, generator))
         chosen = (each for each in children if q_row[each] == CHOSEN and tokens[each] == token)
         return next(chosen, None), token
