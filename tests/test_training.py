@@ -195,6 +195,30 @@ def test_a_training_shows_a_bar_without_epochs(
     assert "v_num" not in written
 
 
+@pytest.mark.parametrize(
+    ("limits", "bar"),
+    [({"max_epochs": -1}, "Training"), ({"max_epochs": 1}, "Epoch 0")],
+)
+def test_a_resumed_training_shows_a_bar_that_begins_where_it_was(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], limits: dict[str, int], bar: str
+) -> None:
+    for shown in (False, True):
+        settings = {**QUIET, **limits, "enable_progress_bar": shown}
+        train(distillation(max_steps=6), Data(list(range(6))), settings, tmp_path, Notes(), 2)
+        (tmp_path / "checkpoints" / LAST).unlink()  # there is the one of the fourth step
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert any(line.startswith(f"{bar}: 100%") and "6/6" in line for line in lines)
+    assert not any("/?" in line for line in lines)
+
+
+def test_a_bar_counts_batches_of_which_several_are_a_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**QUIET, "max_steps": 3, "enable_progress_bar": True, "accumulate_grad_batches": 2}
+    train(distillation(max_steps=3), Data(list(range(6))), settings, tmp_path, Notes(), 0)
+    assert "6/6" in "".join(capfd.readouterr())
+
+
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     config = OptimizerConfig(warmup_steps=4, final_lr=0.1)
     factors = [lr_factor(step, 20, config) for step in range(21)]

@@ -198,14 +198,28 @@ class TrainingBar(TQDMProgressBar):
             **options,
         )
 
+    def on_train_start(self, trainer: Trainer, *arguments: Any) -> None:
+        """Show the bar; inside an epoch that is resumed, Lightning starts no epoch."""
+        super().on_train_start(trainer, *arguments)
+        self._begin(trainer)
+
     def on_train_epoch_start(self, trainer: Trainer, *arguments: Any) -> None:
         """Reset the bar; where steps govern, it is the whole training."""
-        if trainer.max_epochs != -1:
-            super().on_train_epoch_start(trainer, *arguments)
-            return
-        self.train_progress_bar.reset()
-        self.train_progress_bar.total = self.total_train_batches
-        self.train_progress_bar.set_description("Training")
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Start the bar's clock, with the batches behind it that a checkpoint has seen."""
+        loop, bar = trainer.fit_loop, self.train_progress_bar
+        seen = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
+        bar.reset()
+        bar.initial = bar.n = seen if seen < trainer.num_training_batches else 0
+        if trainer.max_epochs == -1:
+            steps = trainer.max_steps - trainer.global_step
+            bar.total = bar.n + steps * trainer.accumulate_grad_batches
+            bar.set_description("Training")
+        else:
+            bar.total = trainer.num_training_batches
+            bar.set_description(f"Epoch {trainer.current_epoch}")
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
