@@ -196,7 +196,7 @@ def test_an_early_exit_ends_with_its_products(
     small = ["data.corpus=generated", "drafter.layers=1", "drafter.draft_vocabulary=null"]
     small += [f"data.feature_store={tmp_path / 'store'}"]
     recipe, out = EXPERIMENTS / "eesd.yaml", tmp_path / "run"
-    assert load_experiment(recipe).drafter["layers"] == 8
+    assert load_experiment(recipe).drafter["layers"] == 6
     run("run", recipe, *smoke(f"out={out}", *small))
     products(out, ["chain", "beta", "calibration"])
 
