@@ -64,10 +64,10 @@ def test_an_empty_file_is_the_experiment_of_all_defaults(yaml: Callable[[str], s
 
 def test_component_nodes_come_back_with_all_their_options(yaml: Callable[[str], str]) -> None:
     experiment = load_experiment(yaml(YAML))
-    assert experiment.tree == {"name": "chain", "depth": 6, "proposal": "deterministic"}
+    assert experiment.tree == {"name": "chain", "depth": 6, "proposal": "sampled"}
     assert experiment.drafter["fuse"] == "lstm"
     row = experiment.evaluation.methods["chain"].tree
-    assert row == {"name": "chain", "depth": 4, "proposal": "deterministic"}
+    assert row == {"name": "chain", "depth": 4, "proposal": "sampled"}
 
 
 def test_an_optional_row_may_name_what_is_not_installed(yaml: Callable[[str], str]) -> None:
