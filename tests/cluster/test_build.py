@@ -102,7 +102,7 @@ def test_the_same_command_writes_what_is_missing_alone(
         (FakeRay(gpus=1), ("--ray", "local", "--actors", "2"), "1 GPUs"),
         (FakeRay(), ("--ray", "local", "--actors", "9"), "4 processors"),
         (FakeRay(0), ("--ray", "local", "--actors", "1"), "has died .* the last one"),
-        (FakeRay(), ("--ray", "local", "data.corpus=gone"), "gone"),
+        (None, ("--ray", "local", "data.corpus=gone"), "gone"),
         (
             FakeRay(),
             ("--ray", "local", "data.feature_store=null", "data.regenerate=0"),

@@ -41,7 +41,10 @@ def data(words: Sequence[str], address: str, actors: int | None) -> None:
             f"{path}: nothing to write; set data.feature_store to a folder, or data.regenerate"
         )
     from falcon_lab.cluster.build import build_data
+    from falcon_lab.data.corpora import first_documents
     from falcon_lab.experiment import check_files
 
     check_files(experiment)
+    # An unknown corpus is refused before a cluster is asked for.
+    next(first_documents(experiment.data.corpus, 1, experiment.data.seed), None)
     build_data(experiment, address, actors, announce)
