@@ -15,7 +15,7 @@ from torch import Tensor
 from falcon_lab.interfaces import BuildContext, DraftOutput, Frontier, RoundContext, TreeBuilder
 from falcon_lab.plugins.builtins import ChainConfig, StaticConfig
 from falcon_lab.sampling import Sampling
-from falcon_lab.tree import Proposal, TokenTree
+from falcon_lab.tree import CHOSEN, Proposal, TokenTree
 from falcon_lab.trees.layout import Layout, PassLayout, build_layout
 from falcon_lab.trees.paths import Path
 from falcon_lab.trees.templates import cut, resolve
@@ -56,6 +56,7 @@ class TemplateTree(TreeBuilder):
         self._log_q = [root.log_q]  # of each pass
         self._q: list[Tensor] = []
         self._q_row = root.q_row
+        self._some_are_chosen = False
         self._alive: Tensor | None = None  # [N] bool once something was dropped
         self._blocks: Tensor | None = None  # [F'] blocks that this pass expands; None: all
         return root.frontier if self._layout.passes else None
@@ -69,7 +70,7 @@ class TemplateTree(TreeBuilder):
             log_q = self._spread(log_q, plan, plan.width, -torch.inf)
         self._tokens = torch.cat((self._tokens, tokens.take(plan.slots)))
         self._log_q.append(log_q.take(plan.slots))
-        if q is not None:
+        if self._proposal == "sampled":
             self._add_q(q, plan)
         if not self._is_whole(output, plan):
             self._drop_missing(plan)
@@ -91,11 +92,12 @@ class TemplateTree(TreeBuilder):
             depth, ancestors = depth[kept], ancestors[kept][:, kept]
             tokens, log_q = tokens[kept], log_q[kept]
             q_row = q_row[kept] if self._q else q_row
-        if self._proposal == "deterministic" or not self._q:
-            proposal: Proposal = "deterministic"
+        proposal: Proposal = "deterministic"
+        if not self._q:
             return TokenTree(tokens, parents, depth, ancestors, proposal, log_q, routes=routes)
+        proposal = "mixed" if self._some_are_chosen else "sampled"
         q = torch.cat(self._q)
-        return TokenTree(tokens, parents, depth, ancestors, "sampled", log_q, q, q_row, routes)
+        return TokenTree(tokens, parents, depth, ancestors, proposal, log_q, q, q_row, routes)
 
     def _root_on(self, device: torch.device) -> _Root:
         """Return what every tree begins with, made once for each device."""
@@ -127,8 +129,12 @@ class TemplateTree(TreeBuilder):
         full[where, : values.shape[1], : values.shape[2]] = values
         return full
 
-    def _add_q(self, q: Tensor, plan: PassLayout) -> None:
-        """Add ``[F', rows, V]`` distributions, and the row of each new node."""
+    def _add_q(self, q: Tensor | None, plan: PassLayout) -> None:
+        """Add ``[F', rows, V]`` distributions, and the row of each new node; None if chosen."""
+        if q is None:
+            self._some_are_chosen = True
+            self._q_row = torch.cat((self._q_row, torch.full_like(plan.rows, CHOSEN)))
+            return
         blocks = plan.stands.shape[0]
         if q.shape[:2] != (blocks, self.block):
             q = self._spread(q, plan, q.shape[-1], 0.0)
@@ -191,13 +197,16 @@ def candidates(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return a pass's candidates: tokens and log q, both ``[F, rows, m]``, and q if it was sampled.
 
+    Where no row proposes more than one token (text that was looked up) there is nothing to draw:
+    the token is chosen, which has the law of drawing it and spares q.
+
     Tokens come best first, or in the order in which they were drawn. What is not proposed has log
     q ``-inf``; m is less than ``width`` when the vocabulary is.
 
     Here, and nowhere later, columns of a draft vocabulary become the target's tokens.
     """
     width = min(width, output.logits.shape[-1])
-    if proposal == "sampled":
+    if proposal == "sampled" and not is_certain(output):
         columns, log_q, q = draw_without_replacement(
             output.logits, width, context.sampling, context.generator
         )
@@ -206,6 +215,11 @@ def candidates(
     if not output.all_proposed:
         log_q = log_q.where(log_q.isfinite(), -torch.inf)
     return output.target_tokens(columns), log_q, None
+
+
+def is_certain(output: DraftOutput) -> bool:
+    """Return whether no row of a pass proposes more than one token."""
+    return not output.all_proposed and bool((output.logits > -torch.inf).sum(-1).le(1).all())
 
 
 def draw_without_replacement(
